@@ -1,0 +1,175 @@
+"""What may be chosen: a plan is a value, a plan space is the list of plans that a controller chooses from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, permutations, product
+from typing import overload
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A chain of models, target first and drafter last, with one window between neighbours.
+
+    ``windows[i]`` is the number of tokens that ``models[i + 1]`` hands to ``models[i]`` for one verification.
+    ``Plan(("target",))`` is plain autoregressive decoding.
+
+    Raises:
+        ValueError: no model, a model twice, a name that a plan's text form could not hold, a window below 1, or
+            another number of windows than of neighbours.
+    """
+
+    models: tuple[str, ...]
+    windows: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ValueError("a plan needs at least the target")
+        for name in self.models:
+            if not name or any(sign in name for sign in "/:,") or name != name.strip():
+                raise ValueError(f"a model's name in a plan may hold no '/', ':', ',' or outer space, got {name!r}")
+        if len(set(self.models)) < len(self.models):
+            raise ValueError(f"a plan names each model once, got {'/'.join(self.models)}")
+        if len(self.windows) != len(self.models) - 1:
+            raise ValueError(
+                f"a plan of {len(self.models)} models needs {len(self.models) - 1} windows, got {len(self.windows)}"
+            )
+        for window in self.windows:
+            if window < 1:
+                raise ValueError(f"a window is at least 1 token, got {window}")
+
+    @property
+    def target(self) -> str:
+        return self.models[0]
+
+    @property
+    def depth(self) -> int:
+        """Number of models; 1 is plain decoding."""
+        return len(self.models)
+
+    def edges(self) -> Iterator[tuple[str, str, int]]:
+        """Yields (verifier, drafter, window), outermost first."""
+        return zip(self.models, self.models[1:], self.windows)
+
+    def query_lens(self) -> Iterator[tuple[str, int]]:
+        """Yields (model, positions in one of its forwards): window + 1 for a verifier, 1 for the drafter."""
+        for model, window in zip(self.models, self.windows):
+            yield model, window + 1
+        yield self.models[-1], 1
+
+    @classmethod
+    def parse(cls, text: str) -> Plan:
+        """Reads the text form, ``target/mid/draft:8,3``; no windows for plain decoding.
+
+        Raises:
+            ValueError: a window that is no number, or anything the constructor refuses.
+        """
+        names, _, windows = text.strip().partition(":")
+        try:
+            numbers = tuple(int(window) for window in windows.split(",")) if windows else ()
+        except ValueError:
+            raise ValueError(f"a plan reads like target/mid/draft:8,3, got {text!r}") from None
+        try:
+            return cls(tuple(names.split("/")), numbers)
+        except ValueError as error:
+            raise ValueError(f"plan {text!r}: {error}") from None
+
+    def __str__(self) -> str:
+        names = "/".join(self.models)
+        return f"{names}:{','.join(map(str, self.windows))}" if self.windows else names
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What is known before a round: running rows, their (mean) length in tokens, and a free tag (task, tenant)."""
+
+    batch_size: int = 1
+    seq_len: int = 0
+    tag: str = ""
+
+
+class PlanSpace(Sequence[Plan]):
+    """The plans to choose from, without repeats; plain decoding of the target is always the first.
+
+    Raises:
+        ValueError: no plan, or plans of different targets.
+    """
+
+    def __init__(self, plans: Iterable[Plan]) -> None:
+        given = tuple(plans)
+        targets = sorted({plan.target for plan in given})
+        if len(targets) != 1:
+            raise ValueError(f"the plans of a space share one target, got {', '.join(targets) or 'no plan'}")
+        self._plans = tuple(dict.fromkeys((Plan((targets[0],)), *given)))
+        self._arms = {plan: arm for arm, plan in enumerate(self._plans)}
+
+    @classmethod
+    def grid(
+        cls,
+        target: str,
+        drafters: Sequence[str],
+        windows: Sequence[int],
+        *,
+        middles: Sequence[str] = (),
+        inner_windows: Sequence[int] | None = None,
+        max_depth: int = 3,
+    ) -> PlanSpace:
+        """Every chain of the target, up to ``max_depth - 2`` ordered ``middles`` and one of ``drafters``.
+
+        The outermost window is taken from ``windows``, those beneath from ``inner_windows`` (default: ``windows``);
+        an inner window is kept smaller than the one above it, since a longer one could never be used up.
+        """
+        inner = windows if inner_windows is None else inner_windows
+        plans = [Plan((target,))]
+        for count in range(min(len(middles), max_depth - 2) + 1 if max_depth > 1 else 0):
+            for between in permutations(middles, count):
+                for drafter in drafters:
+                    if drafter in between:
+                        continue
+                    for chosen in product(windows, *[inner] * count):
+                        if all(lower < upper for upper, lower in pairwise(chosen)):
+                            plans.append(Plan((target, *between, drafter), tuple(chosen)))
+        return cls(plans)
+
+    @property
+    def target(self) -> str:
+        return self._plans[0].target
+
+    @property
+    def plain(self) -> Plan:
+        """The plan of plain decoding, always arm 0."""
+        return self._plans[0]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every model of any plan, target first, in order of appearance."""
+        return tuple(dict.fromkeys(name for plan in self._plans for name in plan.models))
+
+    def shapes(self) -> Mapping[str, frozenset[int]]:
+        """The query lengths that the plans can ask of each model, to be prepared before the first round."""
+        shapes: dict[str, set[int]] = {}
+        for plan in self._plans:
+            for model, query_len in plan.query_lens():
+                shapes.setdefault(model, set()).add(query_len)
+        return {model: frozenset(lengths) for model, lengths in shapes.items()}
+
+    def arm(self, plan: Plan) -> int:
+        """The index of ``plan``; KeyError when the space does not hold it."""
+        return self._arms[plan]
+
+    @overload
+    def __getitem__(self, index: int) -> Plan: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Plan, ...]: ...
+    def __getitem__(self, index: int | slice) -> Plan | tuple[Plan, ...]:
+        return self._plans[index]
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def __contains__(self, plan: object) -> bool:
+        return plan in self._arms
+
+    def __repr__(self) -> str:
+        return f"PlanSpace({len(self)} plans of {', '.join(self.models)})"
