@@ -1,0 +1,29 @@
+# make demo | test | test-slow | lint     The first one installs everything into .venv, once.
+# Another interpreter: make test PYTHON=python3.12
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install -c constraints.txt
+
+.PHONY: demo test test-slow lint
+
+demo: $(READY)
+	@$(VENV)/bin/adaspec demo
+
+test: $(READY)
+	$(VENV)/bin/python -m pytest -m "not slow"
+
+test-slow: $(READY)
+	$(VENV)/bin/python -m pytest -m slow
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"adaspec needs Python 3.11 or newer, this is {v[0]}.{v[1]}: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation --editable ".[dev]"
+	@touch $@

@@ -1,0 +1,124 @@
+"""Cached attention whose rows come out bit for bit the same whatever pass, batch and cache length they are in.
+
+``F.scaled_dot_product_attention`` gives one row other last bits for 1 and for 5 queries, and for 64 and for 67 key
+slots. Four properties of a CPU's matrix product and softmax (MKL, AVX2, 1 and 2 threads, tried value by value) allow a
+formulation without that flaw, and folding the heads of a group into the rows makes it no slower:
+
+* a product of a multiple of 4 rows uses one micro-kernel, so a row does not see how many rows there are;
+* a column of ``q k^T`` does not see how many columns there are, from 12 columns on;
+* ``softmax`` does not see appended zeros, from 8 columns on;
+* ``p v`` over at most 192 slots is summed in slot order, so appended slots of probability 0 change nothing; longer
+  sums are split by the kernel in ways that depend on the length, hence the blocks of 192, added in order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+NAME = "adaspec_rows"
+_ROWS = 4
+_MIN_SLOTS = 16
+_BLOCK = 192
+_QUERIES = 64  # queries at a time, which bounds the memory of a long prefill
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None = None
+) -> Tensor:
+    """Attends from ``query`` to the cached ``key`` and ``value``, each row bitwise independent of all others.
+
+    Args:
+        query: [B, H, q, D].
+        key: [B, Hkv, K, D], Hkv a divisor of H; may be a view of a longer cache.
+        value: [B, Hkv, K, Dv]; slots that are masked must hold finite numbers.
+        mask: [B or 1, 1, q, K]; boolean (True: attend) or to be added.
+        scale: the factor of the scores.
+        softcap: scores are capped to ``softcap * tanh(scores / softcap)`` when given.
+
+    Returns:
+        [B, q, H * Dv], contiguous.
+    """
+    missing = _MIN_SLOTS - key.shape[2]
+    if missing > 0:
+        key, value = F.pad(key, (0, 0, 0, missing)), F.pad(value, (0, 0, 0, missing))
+        mask = F.pad(mask, (0, missing), value=False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min)
+    parts = [
+        _attend(rows, key, value, masks, scale, softcap)
+        for rows, masks in zip(query.split(_QUERIES, 2), mask.split(_QUERIES, 2))
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+    batch, heads, count, width = query.shape
+    kv_heads, slots = key.shape[1:3]
+    rows = (query * scale).reshape(batch, kv_heads, -1, width)  # [B, Hkv, G * q, D]
+    used = rows.shape[2]
+    if used % _ROWS:
+        rows = F.pad(rows, (0, 0, 0, -used % _ROWS))
+    padded = torch.matmul(rows, key.transpose(2, 3))  # [B, Hkv, G * q, K]
+    scores = padded[:, :, :used].view(batch, kv_heads, -1, count, slots)
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    if mask.dtype == torch.bool:
+        scores.masked_fill_(~mask[:, :, None], torch.finfo(scores.dtype).min)
+    else:
+        scores.add_(mask[:, :, None])
+    mixed = _mix(padded.softmax(-1), value)[:, :, :used]  # [B, Hkv, G * q, Dv]
+    return mixed.reshape(batch, heads, count, -1).transpose(1, 2).reshape(batch, count, -1)
+
+
+def _mix(law: Tensor, value: Tensor) -> Tensor:
+    slots = value.shape[2]
+    total = torch.matmul(law[..., :_BLOCK], value[:, :, :_BLOCK])
+    for start in range(_BLOCK, slots, _BLOCK):
+        total += torch.matmul(law[..., start : start + _BLOCK], value[:, :, start : start + _BLOCK])
+    return total
+
+
+def register() -> str:
+    """Makes ``attention`` known to transformers and returns the name for ``attn_implementation``; may be repeated."""
+    AttentionInterface.register(NAME, _forward)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    return NAME
+
+
+def _forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,  # transformers hands every attention function what any of them may want
+) -> tuple[Tensor, None]:
+    """The signature that transformers calls.
+
+    Raises:
+        ValueError: dropout while training, or a position bias or sinks, which this formulation lacks.
+    """
+    for unknown in ("position_bias", "s_aux"):
+        if kwargs.get(unknown) is not None:
+            raise ValueError(f"attention {NAME!r} has no {unknown}; use another attn_implementation")
+    if dropout and module.training:
+        raise ValueError(f"attention {NAME!r} is for inference, got dropout {dropout}")
+    if attention_mask is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        attention_mask = _full_mask(query, key, causal)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return attention(query, key, value, attention_mask[..., : key.shape[2]], scale, softcap), None
+
+
+def _full_mask(query: Tensor, key: Tensor, causal: bool) -> Tensor:
+    count, slots = query.shape[2], key.shape[2]
+    mask = torch.ones(1, 1, count, slots, dtype=torch.bool, device=query.device)
+    return mask.tril(slots - count) if causal else mask

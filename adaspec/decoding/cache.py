@@ -1,0 +1,87 @@
+"""Token and key/value storage of fixed size. Rolling back is declaring an earlier length: nothing moves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class TokenBuffer:
+    """The sequences of a batch: committed tokens, and behind them the drafted ones of the running round.
+
+    ``tokens`` is [B, capacity + 1] int64 (the last column takes writes that belong nowhere), ``lengths`` is [B].
+    """
+
+    def __init__(self, batch_size: int, capacity: int, device: torch.device | str = "cpu") -> None:
+        self.capacity = capacity
+        self.tokens = torch.zeros(batch_size, capacity + 1, dtype=torch.long, device=device)
+        self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)
+
+    @property
+    def batch_size(self) -> int:
+        return self.tokens.shape[0]
+
+    def append(self, tokens: Tensor, counts: Tensor) -> None:
+        """Appends the first ``counts[b]`` of ``tokens[b]`` to row b; tokens [B, m], counts [B]."""
+        steps = torch.arange(tokens.shape[1], device=tokens.device)
+        slots = self.lengths[:, None] + steps  # [B, m]
+        slots = torch.where(steps < counts[:, None], slots, self.capacity)
+        self.tokens.scatter_(1, slots, tokens)
+        self.lengths = self.lengths + counts
+
+    def truncate(self, lengths: Tensor) -> None:
+        """Forgets everything behind ``lengths`` [B]."""
+        self.lengths = lengths
+
+    def slice(self, first: Tensor, count: int) -> Tensor:
+        """Tokens at positions first .. first + count - 1 of each row, [B, count]; past the end anything."""
+        slots = first[:, None] + torch.arange(count, device=first.device)
+        return self.tokens.gather(1, slots.clamp(0, self.capacity))
+
+    def row(self, index: int, start: int = 0) -> list[int]:
+        """The tokens of one row from ``start`` on, as a list."""
+        tokens: list[int] = self.tokens[index, start : int(self.lengths[index])].tolist()
+        return tokens
+
+
+class KVCache:
+    """Keys and values of every layer, [B, heads, capacity + 1, head_dim], written at given slots.
+
+    ``begin`` names the slots of the coming pass; ``write`` stores one layer's keys and values there and returns the
+    filled part, a view over slots 0 .. ``filled`` - 1. Slots behind a row's own length hold stale numbers: they are
+    masked by the caller and overwritten later. The last slot takes writes that belong nowhere.
+    """
+
+    def __init__(self, batch_size: int, capacity: int) -> None:
+        self.batch_size = batch_size
+        self.capacity = capacity
+        self.filled = 0
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._rows: Tensor | None = None  # [B, 1]; None: every row writes the same slots
+        self._slots: Tensor | slice = slice(0, 0)
+
+    def begin(self, slots: Tensor, filled: int) -> None:
+        """Sets the slots [B, q] of the coming pass (consecutive per row, past ``capacity`` = nowhere)."""
+        self.filled = filled
+        first = slots[:, 0]
+        inside = int(slots.max()) <= self.capacity
+        if inside and bool((first == first[0]).all()):
+            self._rows, self._slots = None, slice(int(first[0]), int(first[0]) + slots.shape[1])
+        else:
+            self._rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
+            self._slots = slots.clamp(max=self.capacity)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores keys and values [B, heads, q, head_dim] of a layer; returns views [B, heads, filled, head_dim]."""
+        if layer not in self._layers:
+            self._layers[layer] = (self._empty(keys), self._empty(values))
+        stored = self._layers[layer]
+        for store, new in zip(stored, (keys, values)):
+            if self._rows is None:
+                store[:, :, self._slots] = new
+            else:
+                store[self._rows, :, self._slots] = new.transpose(1, 2)
+        return stored[0][:, :, : self.filled], stored[1][:, :, : self.filled]
+
+    def _empty(self, like: Tensor) -> Tensor:
+        return like.new_zeros(self.batch_size, like.shape[1], self.capacity + 1, like.shape[3])

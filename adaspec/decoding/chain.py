@@ -1,0 +1,255 @@
+"""A chain of models over one batch: prefill, one round of any plan, and the outcome of that round."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adaspec.decoding.cache import TokenBuffer
+from adaspec.decoding.clock import WallClock
+from adaspec.decoding.drafter import Batch, Drafter, ModelDrafter, Stage, Verdict
+from adaspec.decoding.language_model import LanguageModel
+from adaspec.decoding.sampling import Sampler, SamplingParams
+from adaspec.outcome import Pass, RoundOutcome
+from adaspec.plan import Context, Plan
+
+PROFILE_CONTEXT = 32  # tokens in the cache while passes are timed
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """The prompts of a batch as token ids, and per row how it is sampled and when it ends.
+
+    Raises:
+        ValueError: no prompt, an empty prompt, or a max_new_tokens below 1, each with its row.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    sampling: tuple[SamplingParams, ...]
+    max_new_tokens: tuple[int, ...]
+    stop_ids: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise ValueError("there is no prompt")
+        for row, (prompt, limit) in enumerate(zip(self.prompts, self.max_new_tokens)):
+            if not prompt:
+                raise ValueError(f"prompt {row} is empty: a model needs at least one token to continue")
+            if limit < 1:
+                raise ValueError(f"max_new_tokens is at least 1, got {limit}")
+
+    @property
+    def capacity(self) -> int:
+        """Cache slots that the longest row needs."""
+        return max(len(prompt) + limit for prompt, limit in zip(self.prompts, self.max_new_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round committed: per row its new tokens, log-probabilities if asked for, and whether the row ended."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]] | None
+    finished: list[bool]
+    outcome: RoundOutcome
+
+
+Watch = Callable[[int, list[int]], int | None]
+"""(row, new tokens) -> how many of them to keep if the row ends among them (a stop string), else None."""
+
+
+class Chain:
+    """The target and everything that may draft for it, by name; plays any plan of these names.
+
+    Args:
+        target: its ``name`` is the first model of every plan.
+        drafters: models (which may also stand in the middle of a chain) and other drafters, by their name in plans.
+        capacity: cache length in tokens, prompt and new tokens together.
+
+    Raises:
+        ValueError: vocabularies of different size, or a drafter with the target's name.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafters: Mapping[str, LanguageModel | Drafter],
+        *,
+        capacity: int = 4096,
+        clock: WallClock | None = None,
+    ) -> None:
+        if target.name in drafters:
+            raise ValueError(f"a drafter has the target's name {target.name!r}")
+        self.target = target
+        self.capacity = capacity
+        self.members: dict[str, LanguageModel | Drafter] = {target.name: target, **drafters}
+        self._clock = clock or WallClock()
+        for name, member in self.members.items():
+            member.clock = self._clock
+            if isinstance(member, LanguageModel) and member.vocab_size != target.vocab_size:
+                raise ValueError(f"{name} has {member.vocab_size} tokens, {target.name} has {target.vocab_size}")
+        self._stages: dict[Plan, list[Stage]] = {}
+
+    def prepare(self, plans: Iterable[Plan]) -> None:
+        """Builds the stages of ``plans``, so that a round allocates nothing.
+
+        Raises:
+            ValueError: a plan names an unknown model, another target, or a drafter that cannot verify.
+        """
+        for plan in plans:
+            if plan not in self._stages:
+                self._stages[plan] = self._build(plan)
+
+    def _build(self, plan: Plan) -> list[Stage]:
+        for name in plan.models:
+            if name not in self.members:
+                raise ValueError(f"plan {plan} names {name!r}; known are {', '.join(self.members)}")
+        if plan.target != self.target.name:
+            raise ValueError(f"plan {plan} has the target {plan.target!r}, this chain has {self.target.name!r}")
+        last = self.members[plan.models[-1]]
+        if isinstance(last, LanguageModel) and plan.windows:
+            self._refuse_stateful(last)
+        inner: Drafter = ModelDrafter(last) if isinstance(last, LanguageModel) else last
+        stages: list[Stage] = []
+        for name, window in reversed(list(zip(plan.models, plan.windows))):
+            verifier = self.members[name]
+            if not isinstance(verifier, LanguageModel):
+                raise ValueError(f"plan {plan}: {name!r} can only draft, not verify")
+            self._refuse_stateful(verifier)
+            inner = Stage(verifier, inner, window)
+            stages.insert(0, inner)
+        return stages
+
+    @staticmethod
+    def _refuse_stateful(model: LanguageModel) -> None:
+        if model.rollback_obstacle:
+            raise ValueError(f"{model.name} can only decode plainly: {model.rollback_obstacle}")
+
+    def start(self, sequences: Sequences, *, watch: Watch | None = None, logprobs: bool = False) -> None:
+        """Takes in a batch and feeds the target all but the last token of each prompt.
+
+        Raises:
+            ValueError: a row needs more tokens than the cache holds; both numbers are named.
+        """
+        if sequences.capacity > self.capacity:
+            row = max(range(len(sequences.prompts)), key=lambda i: len(sequences.prompts[i]))
+            raise ValueError(
+                f"prompt and new tokens need {sequences.capacity} tokens (prompt {row} has "
+                f"{len(sequences.prompts[row])}), the cache holds {self.capacity}"
+            )
+        device, size = self.target.device, len(sequences.prompts)
+        buffer = TokenBuffer(size, sequences.capacity, device)
+        for row, prompt in enumerate(sequences.prompts):
+            buffer.tokens[row, : len(prompt)] = torch.tensor(prompt)
+        buffer.lengths = torch.tensor([len(prompt) for prompt in sequences.prompts], device=device)
+        width = max(map(len, sequences.stop_ids))
+        stop_ids = [[*ids, *[-1] * (width - len(ids))] for ids in sequences.stop_ids]
+        stops = torch.tensor(stop_ids, dtype=torch.long, device=device).view(size, width)
+        self._left = torch.tensor(sequences.max_new_tokens, device=device)  # [B], 0 once a row has ended
+        self._watch, self._logprobs = watch, logprobs
+        self.begin(Batch(buffer, Sampler(sequences.sampling, device), stops, buffer.lengths))
+
+    def begin(self, batch: Batch) -> None:
+        """Starts every member on ``batch`` and feeds the target all but the last token of each row."""
+        self._batch = batch
+        for member in self.members.values():
+            member.start(batch.sequence.batch_size, batch.sequence.capacity)
+        self.target.catch_up(batch.sequence, batch.sequence.lengths - 1)
+        self._clock.drain()
+
+    def context(self, tag: str = "") -> Context:
+        """Running rows and their mean length."""
+        running = self._left > 0
+        rows = int(running.sum())
+        return Context(rows, int(self._batch.sequence.lengths[running].sum()) // max(rows, 1), tag)
+
+    @property
+    def running(self) -> bool:
+        return bool((self._left > 0).any())
+
+    def round(self, plan: Plan) -> Round:
+        """Plays one round: every running row commits 1 .. windows[0] + 1 tokens."""
+        self.prepare([plan])
+        began = self._clock.now()
+        rows = int((self._left > 0).sum())
+        verdict = self.emit(plan, self._left)
+        logprobs = _logprobs(verdict) if self._logprobs else None
+        tokens, finished = self._commit(verdict)
+        if logprobs is not None:
+            logprobs = [values[: len(kept)] for values, kept in zip(logprobs, tokens)]
+        seconds = self._clock.now() - began
+        passes, catch_up = self._clock.drain()
+        edges = tuple(
+            stage.tally.drain(verifier, drafter)
+            for stage, (verifier, drafter, _) in zip(self._stages[plan], plan.edges())
+        )
+        outcome = RoundOutcome(sum(map(len, tokens)), seconds, rows, catch_up, edges, passes)
+        return Round(tokens, logprobs, finished, outcome)
+
+    def emit(self, plan: Plan, limits: Tensor) -> Verdict:
+        """The device's part of a round of a prepared plan: appends 1 .. ``limits`` [B] tokens per row, 0 where 0."""
+        self._batch.committed = self._batch.sequence.lengths
+        stages = self._stages[plan]
+        return stages[0].verify(self._batch, limits) if stages else self._plain(limits)
+
+    def _plain(self, limits: Tensor) -> Verdict:
+        """One token per row from the target alone; no drafter code."""
+        batch, active = self._batch, limits > 0
+        first = batch.sequence.lengths - 1
+        logits = self.target.logits(batch.sequence, first, 1, active)
+        token, _ = batch.sampler.choose(logits, batch.sequence, first, active)
+        counts = active.long()
+        batch.sequence.append(token[:, None], counts)
+        return Verdict(token[:, None], counts, None, logits)
+
+    def _commit(self, verdict: Verdict) -> tuple[list[list[int]], list[bool]]:
+        """Trims the emitted tokens to what the rows keep, and ends the rows that are done."""
+        kept, left = [], []
+        stops = self._batch.is_stop(verdict.tokens).tolist()
+        for row, (tokens, count, budget) in enumerate(
+            zip(verdict.tokens.tolist(), verdict.counts.tolist(), self._left.tolist())
+        ):
+            tokens = tokens[:count]
+            ended = count > 0 and (stops[row][count - 1] or count >= budget)
+            keep = self._watch(row, tokens) if self._watch and tokens else None
+            kept.append(tokens[:keep])
+            left.append(0 if ended or keep is not None else budget - count)
+        self._left = torch.tensor(left, device=self._left.device)
+        return kept, [budget == 0 for budget in left]
+
+    def profile(self, shapes: Mapping[str, Iterable[int]], *, batch_size: int = 1, repeats: int = 3) -> list[Pass]:
+        """Times the passes of the given models and query lengths on a short made-up text; the median of ``repeats``.
+
+        Ends the batch that is being decoded.
+        """
+        measured = []
+        for name, lengths in shapes.items():
+            model = self.members[name]
+            if isinstance(model, LanguageModel):
+                measured += [self._time(model, length, batch_size, repeats) for length in sorted(lengths)]
+        return measured
+
+    def _time(self, model: LanguageModel, query_len: int, batch_size: int, repeats: int) -> Pass:
+        buffer = TokenBuffer(batch_size, PROFILE_CONTEXT + query_len, model.device)
+        buffer.tokens[:] = torch.arange(buffer.tokens.shape[1]) % model.vocab_size
+        start = torch.full((batch_size,), PROFILE_CONTEXT, device=model.device)
+        buffer.lengths = start + query_len
+        active = torch.ones(batch_size, dtype=torch.bool, device=model.device)
+        model.start(batch_size, buffer.capacity)
+        model.catch_up(buffer, start)
+        for _ in range(repeats):
+            model.rollback(start)
+            model.logits(buffer, start, query_len, active)
+        seconds = statistics.median(each.seconds for each in self._clock.drain()[0])
+        return Pass(model.name, query_len, batch_size, PROFILE_CONTEXT, seconds)
+
+
+def _logprobs(verdict: Verdict) -> list[list[float]]:
+    """Log-probabilities of the emitted tokens under the target, before penalties and temperature."""
+    scores = torch.log_softmax(verdict.logits.float(), -1).gather(-1, verdict.tokens[..., None])
+    rows: list[list[float]] = scores.squeeze(-1).tolist()
+    return rows

@@ -1,0 +1,255 @@
+"""Drafters propose tokens. A stage verifies any drafter by a model and is itself a drafter: depth is nesting."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from adaspec.decoding.cache import TokenBuffer
+from adaspec.decoding.clock import WallClock
+from adaspec.decoding.language_model import LanguageModel
+from adaspec.decoding.sampling import Sampler
+from adaspec.outcome import EdgeOutcome
+
+
+@dataclass(slots=True)
+class Batch:
+    """What all stages of a chain share while a batch is decoded.
+
+    ``stop_ids`` [B, S]: tokens that end a row, padded with -1. ``committed`` [B]: lengths at the start of the round,
+    behind which ``sequence`` holds only drafts.
+    """
+
+    sequence: TokenBuffer
+    sampler: Sampler
+    stop_ids: Tensor
+    committed: Tensor
+
+    def is_stop(self, tokens: Tensor) -> Tensor:
+        """Which of ``tokens`` [B, n] end their row; [B, n] bool."""
+        return (tokens[..., None] == self.stop_ids[:, None, :]).any(-1)
+
+    def cut(self, tokens: Tensor, counts: Tensor) -> Tensor:
+        """Shortens ``counts`` [B] so that each row of ``tokens`` [B, n] ends at its first stop token."""
+        steps = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+        ends = torch.where(self.is_stop(tokens), steps, tokens.shape[1])
+        return torch.minimum(counts, ends.amin(1)) if tokens.shape[1] else counts
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed tokens [B, m], ``counts`` [B] of them real, and the laws [B, m, V] they were drawn from.
+
+    ``law`` is None when the proposal is deterministic given the sequence (lookup, greedy models): a one-hot law.
+    """
+
+    tokens: Tensor
+    counts: Tensor
+    law: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Tokens emitted by a verification, [B, m + 1] of which ``counts`` [B] are real, each with its verifier's law.
+
+    ``logits`` [B, m + 1, V] are the verifier's own, before penalties and temperature.
+    """
+
+    tokens: Tensor
+    counts: Tensor
+    law: Tensor | None
+    logits: Tensor
+
+
+class Drafter(ABC):
+    """Proposes tokens that continue the sequence of a batch. ``clock`` is replaced by that of its chain."""
+
+    def __init__(self) -> None:
+        self.clock = WallClock()
+
+    @abstractmethod
+    def propose(self, batch: Batch, limits: Tensor) -> Draft:
+        """Appends up to ``limits`` [B] tokens to ``batch.sequence`` and returns them.
+
+        A row ends early at a stop token. Every token must be drawn from the law that is returned for it, and a
+        decision to end early may depend only on the tokens that are kept (losslessness rests on both).
+        """
+
+    @abstractmethod
+    def rollback(self, lengths: Tensor) -> None:
+        """Forgets what was seen behind ``lengths`` [B]."""
+
+    @abstractmethod
+    def start(self, batch_size: int, capacity: int) -> None:
+        """Begins ``batch_size`` new sequences of at most ``capacity`` tokens."""
+
+    def attach(self, verifier: LanguageModel) -> None:  # noqa: B027 - most drafters need nothing of it
+        """Called once by the stage that will verify this drafter; a drafter that reads its features keeps it."""
+
+
+class ModelDrafter(Drafter):
+    """A causal model that drafts one token per pass."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def start(self, batch_size: int, capacity: int) -> None:
+        self.model.start(batch_size, capacity)
+
+    def rollback(self, lengths: Tensor) -> None:
+        self.model.rollback(lengths)
+
+    def propose(self, batch: Batch, limits: Tensor) -> Draft:
+        sequence = batch.sequence
+        tokens, laws = [], []
+        counts = torch.zeros_like(limits)
+        active = limits > 0
+        while bool(active.any()):
+            first = sequence.lengths - 1
+            logits = self.model.logits(sequence, first, 1, active)
+            token, law = batch.sampler.choose(logits, sequence, first, active)
+            sequence.append(token[:, None], active.long())
+            counts = counts + active
+            active = active & (counts < limits) & ~batch.is_stop(token[:, None])[:, 0]
+            tokens.append(token)
+            laws.append(law)
+        if not tokens:
+            return Draft(limits.new_zeros(limits.shape[0], 0), counts, None)
+        stacked = None if laws[0] is None else torch.stack([law for law in laws if law is not None], 1)
+        return Draft(torch.stack(tokens, 1), counts, stacked)
+
+
+@dataclass(slots=True)
+class EdgeTally:
+    """Sums what the verifications of one edge show, until a round ends."""
+
+    window: int
+    reached: list[int] = field(init=False)
+    offered: list[int] = field(init=False)
+    accepted: list[int] = field(init=False)
+    drafted: int = 0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.reached, self.offered, self.accepted = [0] * self.window, [0] * self.window, [0] * self.window
+        self.drafted, self.draft_seconds, self.verify_seconds = 0, 0.0, 0.0
+
+    def add(self, asked: Tensor, offered: Tensor, accepted: Tensor) -> None:
+        """Adds one verification per row: tokens asked for, offered and accepted, each [B]."""
+        steps = torch.arange(self.window, device=asked.device)
+        reached = (accepted[:, None] >= steps) & (asked[:, None] > steps)  # [B, window]
+        judged = reached & (offered[:, None] > steps)
+        kept = accepted[:, None] > steps
+        for total, now in zip(
+            (self.reached, self.offered, self.accepted), torch.stack((reached, judged, kept)).sum(1).tolist()
+        ):
+            total[:] = [old + new for old, new in zip(total, now)]
+        self.drafted += int(offered.sum())
+
+    def drain(self, verifier: str, drafter: str) -> EdgeOutcome:
+        """The sums as an outcome; starts again from zero."""
+        outcome = EdgeOutcome(
+            verifier,
+            drafter,
+            tuple(self.reached),
+            tuple(self.offered),
+            tuple(self.accepted),
+            self.drafted,
+            self.draft_seconds,
+            self.verify_seconds,
+        )
+        self.clear()
+        return outcome
+
+
+class Stage(Drafter):
+    """A model that verifies what a drafter proposes, ``window`` tokens at a time; itself a drafter.
+
+    Given the past every token it emits has exactly the verifier's law, and goes out with that law: the right proposal
+    for a stage above. Induction gives exactness at any depth.
+    """
+
+    def __init__(self, verifier: LanguageModel, inner: Drafter, window: int) -> None:
+        super().__init__()
+        self.verifier = verifier
+        self.inner = inner
+        self.window = window
+        self.tally = EdgeTally(window)
+        inner.attach(verifier)
+
+    def start(self, batch_size: int, capacity: int) -> None:
+        self.verifier.start(batch_size, capacity)
+        self.inner.start(batch_size, capacity)
+
+    def rollback(self, lengths: Tensor) -> None:
+        self.verifier.rollback(lengths)
+        self.inner.rollback(lengths)
+
+    def verify(self, batch: Batch, limits: Tensor) -> Verdict:
+        """One draft and its verification; appends what is emitted, 1 .. ``limits`` [B] tokens (none where 0).
+
+        A block is cut at its first stop token: nothing leaks behind it.
+        """
+        clock, sequence = self.verifier.clock, batch.sequence
+        began = clock.now()
+        start, active = sequence.lengths, limits > 0
+        asked = (limits - 1).clamp(0, self.window)
+        draft = self.inner.propose(batch, asked)
+        drafted = clock.now()
+        first = start - 1
+        logits = self.verifier.logits(sequence, first, draft.tokens.shape[1] + 1, active)
+        result, law = batch.sampler.verify(draft.tokens, draft.counts, draft.law, logits, sequence, first, active)
+        tokens, counts = self._emit(batch, draft, result.accepted, result.following, active)
+        sequence.truncate(start)
+        sequence.append(tokens, counts)
+        self.rollback(torch.where(active, start + counts - 1, sequence.capacity))
+        self._record(batch, draft, asked, result.accepted)
+        self.tally.draft_seconds += drafted - began
+        self.tally.verify_seconds += clock.now() - drafted
+        return Verdict(tokens, counts, law, logits)
+
+    def propose(self, batch: Batch, limits: Tensor) -> Draft:
+        start, sequence = batch.sequence.lengths, batch.sequence
+        width = int(limits.max())
+        law: Tensor | None = None
+        counts = torch.zeros_like(limits)
+        remaining = limits
+        while bool((remaining > 0).any()):
+            verdict = self.verify(batch, remaining)
+            if verdict.law is not None:
+                law = verdict.law.new_zeros(len(limits), width, verdict.law.shape[2]) if law is None else law
+                _put_rows(law, counts, verdict.law, verdict.counts)
+            counts = counts + verdict.counts
+            ended = batch.is_stop(sequence.slice(sequence.lengths - 1, 1))[:, 0] & (counts > 0)
+            remaining = torch.where(ended, 0, limits - counts)
+        return Draft(sequence.slice(start, width), counts, law)
+
+    @staticmethod
+    def _emit(batch: Batch, draft: Draft, accepted: Tensor, following: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """The accepted tokens and the one after them [B, m + 1], cut at the first stop token; and their counts."""
+        padded = torch.cat((draft.tokens, following[:, None]), 1)
+        tokens = padded.scatter(1, accepted[:, None], following[:, None])
+        return tokens, torch.where(active, batch.cut(tokens, accepted + 1), 0)
+
+    def _record(self, batch: Batch, draft: Draft, asked: Tensor, accepted: Tensor) -> None:
+        """A draft that ended at a stop token was not asked for more."""
+        if draft.tokens.shape[1]:
+            last = draft.tokens.gather(1, (draft.counts - 1).clamp(min=0)[:, None])
+            ended = batch.is_stop(last)[:, 0] & (draft.counts > 0)
+            asked = torch.where(ended, draft.counts, asked)
+        self.tally.add(asked, draft.counts, accepted)
+
+
+def _put_rows(law: Tensor, offsets: Tensor, rows: Tensor, counts: Tensor) -> None:
+    """Writes the first ``counts`` [B] of ``rows`` [B, n, V] into ``law`` [B, width, V] at ``offsets`` [B]."""
+    steps = torch.arange(rows.shape[1], device=rows.device)
+    row, step = (steps < counts[:, None]).nonzero(as_tuple=True)
+    law[row, offsets[row] + step] = rows[row, step]

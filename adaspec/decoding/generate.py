@@ -1,0 +1,198 @@
+"""The loop of choosing a plan, playing a round and learning from it; streaming and stopping."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from adaspec.decoding.chain import Chain, Sequences
+from adaspec.decoding.sampling import GREEDY, SamplingParams
+from adaspec.decoding.text import Decodes, TextStream
+from adaspec.outcome import Decision, RoundOutcome
+from adaspec.plan import Context
+
+
+class Chooser(Protocol):
+    """What the loop needs of a controller."""
+
+    def choose(self, context: Context) -> Decision: ...
+    def observe(self, decision: Decision, outcome: RoundOutcome) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One text to continue, as token ids, and how."""
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int = 128
+    sampling: SamplingParams = GREEDY
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one round brought. ``pieces``: new text per row; ``finished``: rows that ended in this round or before."""
+
+    decision: Decision
+    outcome: RoundOutcome
+    tokens: list[list[int]]
+    pieces: list[str]
+    finished: list[bool]
+    logprobs: list[list[float]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One continued text. ``finish_reason``: "stop" (stop token or string) or "length".
+
+    ``logprobs``: log-probabilities of ``tokens`` under the target, before penalties and temperature.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    logprobs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The completions of a batch and what they took. ``seconds`` = prefill (prompts) + decoding (rounds)."""
+
+    completions: tuple[Completion, ...]
+    steps: tuple[tuple[Decision, RoundOutcome], ...]
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(completion.tokens) for completion in self.completions)
+
+    @property
+    def seconds(self) -> float:
+        return self.prefill_seconds + self.decode_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of decoding; processing the prompts is no part of it."""
+        return self.tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens per row and round, bonus included."""
+        rows = sum(outcome.rows for _, outcome in self.steps)
+        return self.tokens / rows if rows else 0.0
+
+
+class Generator:
+    """Continues texts with a chain, plan by plan as its controller chooses.
+
+    Args:
+        chain: target and drafters.
+        controller: chooses a plan before each round and learns from its outcome.
+        tokenizer: decodes token ids to text.
+        stop_ids: tokens that end every text.
+    """
+
+    def __init__(self, chain: Chain, controller: Chooser, tokenizer: Decodes, stop_ids: Sequence[int] = ()) -> None:
+        self.chain = chain
+        self.controller = controller
+        self._tokenizer = tokenizer
+        self._stop_ids = tuple(stop_ids)
+
+    def stream(
+        self,
+        requests: Sequence[Request],
+        *,
+        tag: str = "",
+        logprobs: bool = False,
+        controller: Chooser | None = None,
+    ) -> Iterator[Step]:
+        """Decodes ``requests`` as one batch and yields after every round. ``controller`` stands in for the own one.
+
+        Raises:
+            ValueError: an empty prompt, or a request longer than the cache.
+        """
+        chooser = controller or self.controller
+        texts = [TextStream(self._tokenizer, request.stop) for request in requests]
+        self.chain.start(
+            Sequences(
+                tuple(request.prompt for request in requests),
+                tuple(request.sampling for request in requests),
+                tuple(request.max_new_tokens for request in requests),
+                (self._stop_ids,) * len(requests),
+            ),
+            watch=lambda row, tokens: texts[row].push(tokens),
+            logprobs=logprobs,
+        )
+        ended = [False] * len(requests)
+        while self.chain.running:
+            decision = chooser.choose(self.chain.context(tag))
+            result = self.chain.round(decision.plan)
+            chooser.observe(decision, result.outcome)
+            pieces = [
+                "" if before else text.take() + (text.finish() if now else "")
+                for text, before, now in zip(texts, ended, result.finished)
+            ]
+            ended = result.finished
+            yield Step(decision, result.outcome, result.tokens, pieces, result.finished, result.logprobs)
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        tag: str = "",
+        logprobs: bool = False,
+        controller: Chooser | None = None,
+    ) -> Generation:
+        """Decodes ``requests`` to their ends; see ``stream``."""
+        recorder = Recorder(requests, self._stop_ids)
+        for step in self.stream(requests, tag=tag, logprobs=logprobs, controller=controller):
+            recorder.add(step)
+        return recorder.result()
+
+
+class Recorder:
+    """Gathers the steps of a stream into a ``Generation``; whoever consumes a stream feeds it each step.
+
+    Create it just before the stream: its clock starts then. Time a consumer spends between steps is not counted.
+    """
+
+    def __init__(self, requests: Sequence[Request], stop_ids: Sequence[int]) -> None:
+        self._requests = requests
+        self._stop_ids = set(stop_ids)
+        self._began = time.perf_counter()
+        self._total = 0.0
+        self._tokens: list[list[int]] = [[] for _ in requests]
+        self._texts = [""] * len(requests)
+        self._logprobs: list[list[float]] | None = None
+        self._steps: list[tuple[Decision, RoundOutcome]] = []
+
+    def add(self, step: Step) -> None:
+        if not self._steps:
+            self._total = time.perf_counter() - self._began
+        self._steps.append((step.decision, step.outcome))
+        for row, (tokens, piece) in enumerate(zip(step.tokens, step.pieces)):
+            self._tokens[row] += tokens
+            self._texts[row] += piece
+        if step.logprobs is not None:
+            self._logprobs = self._logprobs or [[] for _ in self._requests]
+            for kept, new in zip(self._logprobs, step.logprobs):
+                kept += new
+
+    def result(self) -> Generation:
+        decode = sum(outcome.seconds for _, outcome in self._steps)
+        first = self._steps[0][1].seconds if self._steps else 0.0
+        return Generation(
+            tuple(self._completion(row) for row in range(len(self._requests))),
+            tuple(self._steps),
+            max(self._total - first, 0.0),
+            decode,
+        )
+
+    def _completion(self, row: int) -> Completion:
+        tokens = self._tokens[row]
+        complete = len(tokens) >= self._requests[row].max_new_tokens and tokens[-1] not in self._stop_ids
+        logprobs = None if self._logprobs is None else tuple(self._logprobs[row])
+        return Completion(self._texts[row], tuple(tokens), "length" if complete else "stop", logprobs)

@@ -1,0 +1,84 @@
+"""From tokens to text while they arrive: whole Unicode characters only, and nothing behind a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Decodes(Protocol):
+    """What is needed of a tokenizer."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+
+class TextStream:
+    """The text of one row. Pieces handed out join to the decoded text, cut before the first stop string.
+
+    A character whose bytes are split over tokens is held back until it is whole, and so is anything that may be the
+    beginning of a stop string.
+
+    Raises:
+        ValueError: an empty stop string.
+    """
+
+    def __init__(self, tokenizer: Decodes, stop: Sequence[str] = ()) -> None:
+        if any(not text for text in stop):
+            raise ValueError("a stop string may not be empty")
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._ids: list[int] = []
+        self._prefix = self._read = 0  # ids[prefix:read] is decoded text, the context of what follows
+        self._held = ""
+        self.text = ""
+        self.stopped = False
+
+    def push(self, tokens: Sequence[int]) -> int | None:
+        """Takes in tokens; returns how many of them stay if a stop string was completed by the last of these."""
+        for count, token in enumerate(tokens, 1):
+            self._ids.append(token)
+            self._advance(self._decode_new())
+            if self.stopped:
+                return count
+        return None
+
+    def take(self) -> str:
+        """Text that became certain since the last call."""
+        ready = len(self._held) if self.stopped else len(self._held) - self._uncertain()
+        piece, self._held = self._held[:ready], self._held[ready:]
+        self.text += piece
+        return piece
+
+    def finish(self) -> str:
+        """The rest, once no token will follow; an unfinished character comes out as the tokenizer decodes it."""
+        if not self.stopped:
+            self._advance(self._decode_new(final=True))
+        self.text += self._held
+        piece, self._held = self._held, ""
+        return piece
+
+    def _decode_new(self, *, final: bool = False) -> str:
+        known = self._decode(self._ids[self._prefix : self._read])
+        text = self._decode(self._ids[self._prefix :])
+        if len(text) <= len(known) or (text.endswith("\ufffd") and not final):
+            return ""
+        self._prefix, self._read = self._read, len(self._ids)
+        return text[len(known) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def _advance(self, piece: str) -> None:
+        self._held += piece
+        found = [at for at in (self._held.find(text) for text in self._stop) if at >= 0]
+        if found:
+            self._held = self._held[: min(found)]
+            self.stopped = True
+
+    def _uncertain(self) -> int:
+        """Length of the longest tail of the held text that begins a stop string."""
+        longest = max((len(text) - 1 for text in self._stop), default=0)
+        for size in range(min(longest, len(self._held)), 0, -1):
+            if any(text.startswith(self._held[-size:]) for text in self._stop):
+                return size
+        return 0
