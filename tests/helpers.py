@@ -17,7 +17,7 @@ from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.sampling import Sampler, SamplingParams, Uniforms
 from adaspec.plan import Plan
 
-VOCAB = 5
+VOCAB = 4
 PROMPT = (1, 2)
 
 

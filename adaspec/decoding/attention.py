@@ -7,8 +7,8 @@ formulation without that flaw, and folding the heads of a group into the rows ma
 * a product of a multiple of 4 rows uses one micro-kernel, so a row does not see how many rows there are;
 * a column of ``q k^T`` does not see how many columns there are, from 12 columns on;
 * ``softmax`` does not see appended zeros, from 8 columns on;
-* ``p v`` over at most 192 slots is summed in slot order, so appended slots of probability 0 change nothing; longer
-  sums are split by the kernel in ways that depend on the length, hence the blocks of 192, added in order.
+* ``p v`` is summed in slot order in blocks of 384 slots, so appended slots of probability 0 change nothing; only a
+  sum over 193 to 383 slots is cut in two halves, so that one is filled up to 384.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers.masking_utils import sdpa_mask
 NAME = "adaspec_rows"
 _ROWS = 4
 _MIN_SLOTS = 16
-_BLOCK = 192
+_BLOCK, _WHOLE = 192, 384
 _QUERIES = 64  # queries at a time, which bounds the memory of a long prefill
 
 
@@ -48,38 +48,36 @@ def attention(
     if missing > 0:
         key, value = F.pad(key, (0, 0, 0, missing)), F.pad(value, (0, 0, 0, missing))
         mask = F.pad(mask, (0, missing), value=False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min)
-    parts = [
-        _attend(rows, key, value, masks, scale, softcap)
-        for rows, masks in zip(query.split(_QUERIES, 2), mask.split(_QUERIES, 2))
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    if query.shape[2] <= _QUERIES:
+        return _attend(query, key, value, mask, scale, softcap)
+    parts = zip(query.split(_QUERIES, 2), mask.split(_QUERIES, 2))
+    return torch.cat([_attend(rows, key, value, masks, scale, softcap) for rows, masks in parts], 1)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
     batch, heads, count, width = query.shape
-    kv_heads, slots = key.shape[1:3]
-    rows = (query * scale).reshape(batch, kv_heads, -1, width)  # [B, Hkv, G * q, D]
-    used = rows.shape[2]
+    slots = key.shape[2]
+    rows = (query * scale).reshape(key.shape[0] * key.shape[1], -1, width)  # [B * Hkv, G * q, D]
+    used = rows.shape[1]
     if used % _ROWS:
         rows = F.pad(rows, (0, 0, 0, -used % _ROWS))
-    padded = torch.matmul(rows, key.transpose(2, 3))  # [B, Hkv, G * q, K]
-    scores = padded[:, :, :used].view(batch, kv_heads, -1, count, slots)
+    padded = torch.bmm(rows, key.reshape(-1, slots, width).transpose(1, 2))  # [B * Hkv, G * q, K]
+    scores = padded[:, :used].view(batch, -1, heads // key.shape[1], count, slots)
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
     if mask.dtype == torch.bool:
         scores.masked_fill_(~mask[:, :, None], torch.finfo(scores.dtype).min)
     else:
         scores.add_(mask[:, :, None])
-    mixed = _mix(padded.softmax(-1), value)[:, :, :used]  # [B, Hkv, G * q, Dv]
+    mixed = _mix(padded.softmax(-1), value.reshape(-1, slots, value.shape[-1]))[:, :used]  # [B * Hkv, G * q, Dv]
     return mixed.reshape(batch, heads, count, -1).transpose(1, 2).reshape(batch, count, -1)
 
 
 def _mix(law: Tensor, value: Tensor) -> Tensor:
-    slots = value.shape[2]
-    total = torch.matmul(law[..., :_BLOCK], value[:, :, :_BLOCK])
-    for start in range(_BLOCK, slots, _BLOCK):
-        total += torch.matmul(law[..., start : start + _BLOCK], value[:, :, start : start + _BLOCK])
-    return total
+    missing = _WHOLE - value.shape[1]
+    if 0 < missing < _WHOLE - _BLOCK:
+        law, value = F.pad(law, (0, missing)), F.pad(value, (0, 0, 0, missing))
+    return torch.bmm(law, value)
 
 
 def register() -> str:

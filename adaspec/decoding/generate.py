@@ -45,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One continued text. ``finish_reason``: "stop" (stop token or string) or "length".
+    """One continued text. ``finish_reason``: "stop" (stop token or string), "length" or "interrupted".
 
     ``logprobs``: log-probabilities of ``tokens`` under the target, before penalties and temperature.
     """
@@ -99,7 +99,7 @@ class Generator:
         self.chain = chain
         self.controller = controller
         self._tokenizer = tokenizer
-        self._stop_ids = tuple(stop_ids)
+        self.stop_ids = tuple(stop_ids)
 
     def stream(
         self,
@@ -121,7 +121,7 @@ class Generator:
                 tuple(request.prompt for request in requests),
                 tuple(request.sampling for request in requests),
                 tuple(request.max_new_tokens for request in requests),
-                (self._stop_ids,) * len(requests),
+                (self.stop_ids,) * len(requests),
             ),
             watch=lambda row, tokens: texts[row].push(tokens),
             logprobs=logprobs,
@@ -147,7 +147,7 @@ class Generator:
         controller: Chooser | None = None,
     ) -> Generation:
         """Decodes ``requests`` to their ends; see ``stream``."""
-        recorder = Recorder(requests, self._stop_ids)
+        recorder = Recorder(requests, self.stop_ids)
         for step in self.stream(requests, tag=tag, logprobs=logprobs, controller=controller):
             recorder.add(step)
         return recorder.result()
@@ -181,18 +181,24 @@ class Recorder:
             for kept, new in zip(self._logprobs, step.logprobs):
                 kept += new
 
-    def result(self) -> Generation:
+    def result(self, *, interrupted: bool = False) -> Generation:
+        """What was gathered; ``interrupted``: the stream did not come to its end."""
         decode = sum(outcome.seconds for _, outcome in self._steps)
         first = self._steps[0][1].seconds if self._steps else 0.0
         return Generation(
-            tuple(self._completion(row) for row in range(len(self._requests))),
+            tuple(self._completion(row, interrupted) for row in range(len(self._requests))),
             tuple(self._steps),
             max(self._total - first, 0.0),
             decode,
         )
 
-    def _completion(self, row: int) -> Completion:
+    def _completion(self, row: int, interrupted: bool) -> Completion:
         tokens = self._tokens[row]
-        complete = len(tokens) >= self._requests[row].max_new_tokens and tokens[-1] not in self._stop_ids
+        if tokens and tokens[-1] in self._stop_ids:
+            reason = "stop"
+        elif len(tokens) >= self._requests[row].max_new_tokens:
+            reason = "length"
+        else:
+            reason = "interrupted" if interrupted else "stop"
         logprobs = None if self._logprobs is None else tuple(self._logprobs[row])
-        return Completion(self._texts[row], tuple(tokens), "length" if complete else "stop", logprobs)
+        return Completion(self._texts[row], tuple(tokens), reason, logprobs)

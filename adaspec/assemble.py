@@ -1,0 +1,210 @@
+"""From names to a generator: loads target and drafters, spans the plans, times the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from adaspec.controller import Controller
+from adaspec.costs import CostModel
+from adaspec.decoding.chain import Chain
+from adaspec.decoding.clock import CudaClock, WallClock
+from adaspec.decoding.drafter import Drafter
+from adaspec.decoding.generate import Generator, Request
+from adaspec.decoding.language_model import LanguageModel
+from adaspec.decoding.lookup import CorpusCounts, LookupDrafter
+from adaspec.decoding.model import (
+    Model,
+    PlainModel,
+    check_same_tokenizer,
+    load_module,
+    load_tokenizer,
+    sequence_limit,
+    stop_token_ids,
+)
+from adaspec.decoding.packed import PRECISIONS
+from adaspec.decoding.sampling import SamplingParams
+from adaspec.decoding.store import resolve
+from adaspec.plan import Plan, PlanSpace
+from adaspec.policy import Fixed
+
+DEFAULT_TARGET = "smollm2-135m"
+TARGET = "target"  # the target's name in plans
+Progress = Callable[[str, float | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSpec:
+    """One ``--drafter``: its name in plans and its source, written ``[NAME=]SOURCE``.
+
+    Sources: ``lookup`` or ``lookup:MIN-MAX`` (n-gram range); a precision (the target's own weights in it); else
+    anything the model store resolves.
+    """
+
+    name: str
+    source: str
+
+    @classmethod
+    def parse(cls, text: str) -> DrafterSpec:
+        """Reads ``[NAME=]SOURCE``.
+
+        Raises:
+            ValueError: an empty source or a name no plan could hold.
+        """
+        name, sign, source = text.rpartition("=")
+        if not source:
+            raise ValueError(f"a drafter is written [NAME=]SOURCE, got {text!r}")
+        if not sign:
+            base = source.partition(":")[0] if source.startswith("lookup") else Path(source).name.removesuffix(".gguf")
+            name = base.partition("@")[0].replace(":", "-").replace(",", "-")
+        Plan((name,))  # refuses what a plan could not hold
+        return cls(name, source)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What to load and what to choose from. ``plan`` pins one plan; else windows and depth span the plans."""
+
+    target: str = DEFAULT_TARGET
+    drafters: tuple[DrafterSpec, ...] = (DrafterSpec("lookup", "lookup"),)
+    plan: Plan | None = None
+    windows: tuple[int, ...] = (2, 4, 8)
+    inner_windows: tuple[int, ...] = (2, 4)
+    max_depth: int = 3
+    precision: str = "fp16"
+    device: str = "cpu"
+    cache_length: int = 2048
+    corpus: Path | None = None
+    plain: bool = False
+    seed: int = 0
+    offline: bool = False
+    trust_remote_code: bool = False
+    cache_dir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A generator with what belongs to it. ``profile_seconds``: what timing the passes took."""
+
+    generator: Generator
+    controller: Controller
+    space: PlanSpace
+    tokenizer: Any = field(repr=False)
+    profile_seconds: float = 0.0
+
+    def request(
+        self, prompt: str, *, raw: bool, max_new_tokens: int, sampling: SamplingParams, stop: tuple[str, ...] = ()
+    ) -> Request:
+        """Tokenises a prompt, inside the model's chat template when it has one and ``raw`` is off."""
+        if not raw and getattr(self.tokenizer, "chat_template", None):
+            message = [{"role": "user", "content": prompt}]
+            text = self.tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            ids = self.tokenizer(prompt)["input_ids"]
+        return Request(tuple(ids), max_new_tokens, sampling, stop)
+
+
+def assemble(setup: Setup, tell: Progress) -> Assembly:
+    """Loads everything, checks that it fits together and measures the passes once.
+
+    Raises:
+        ValueError: a name, file, plan or pair of models that does not work, each in one line.
+        OSError: a source that cannot be read.
+    """
+    names = [spec.name for spec in setup.drafters]
+    if len(set(names)) < len(names) or TARGET in names:
+        raise ValueError(f"drafters need different names (not {TARGET!r}), got {', '.join(names)}; write NAME=SOURCE")
+    space = span(setup)
+    source = _resolve(setup, setup.target, tell)
+    module, tokenizer = _load(setup, source, setup.precision, tell), load_tokenizer(source)
+    target: LanguageModel = PlainModel(TARGET, module) if setup.plain else Model(TARGET, module)
+    members = {
+        spec.name: _drafter(setup, spec, source, target, tokenizer, tell)
+        for spec in setup.drafters
+        if spec.name in space.models
+    }
+    limit = sequence_limit(module.config.get_text_config())
+    capacity = min(setup.cache_length, limit[0]) if limit else setup.cache_length
+    clock = CudaClock() if setup.device.startswith("cuda") else WallClock()
+    chain = Chain(target, members, capacity=capacity, clock=clock)
+    chain.prepare(space)
+    controller = _controller(setup, space, members)
+    generator = Generator(chain, controller, tokenizer, stop_token_ids(module, tokenizer))
+    seconds = 0.0
+    if len(space) > 1:
+        tell("time the passes", None)
+        began = clock.now()
+        controller.profile(chain.profile(space.shapes()))
+        seconds = clock.now() - began
+    return Assembly(generator, controller, space, tokenizer, seconds)
+
+
+def span(setup: Setup) -> PlanSpace:
+    """The plans of a setup: the pinned one, or every chain of its models; plain decoding is always among them.
+
+    Raises:
+        ValueError: the pinned plan names a model that is not there.
+    """
+    known = (TARGET, *(spec.name for spec in setup.drafters))
+    if setup.plan is not None:
+        for name in setup.plan.models:
+            if name not in known:
+                raise ValueError(f"plan {setup.plan} names {name!r}; known are {', '.join(known)}")
+        return PlanSpace([setup.plan])
+    if setup.plain:
+        return PlanSpace([Plan((TARGET,))])
+    middles = [spec.name for spec in setup.drafters if not _is_lookup(spec)]
+    return PlanSpace.grid(
+        TARGET,
+        known[1:],
+        setup.windows,
+        middles=middles,
+        inner_windows=setup.inner_windows,
+        max_depth=setup.max_depth,
+    )
+
+
+def _controller(setup: Setup, space: PlanSpace, members: dict[str, LanguageModel | Drafter]) -> Controller:
+    lookups = tuple(name for name, member in members.items() if isinstance(member, LookupDrafter))
+    policy = Fixed(setup.plan) if setup.plan is not None else None
+    return Controller(space, policy, CostModel(space, one_pass=lookups), seed=setup.seed)
+
+
+def _is_lookup(spec: DrafterSpec) -> bool:
+    return spec.source.partition(":")[0] == "lookup"
+
+
+def _drafter(
+    setup: Setup, spec: DrafterSpec, target_source: Path, target: LanguageModel, tokenizer: Any, tell: Progress
+) -> LanguageModel | Drafter:
+    if _is_lookup(spec):
+        return _lookup(setup, spec, tokenizer, tell)
+    if spec.source in PRECISIONS:
+        return Model(spec.name, _load(setup, target_source, spec.source, tell), target.vocab_size)
+    source = _resolve(setup, spec.source, tell)
+    check_same_tokenizer(tokenizer, load_tokenizer(source), setup.target, spec.source)
+    return Model(spec.name, _load(setup, source, setup.precision, tell), target.vocab_size)
+
+
+def _lookup(setup: Setup, spec: DrafterSpec, tokenizer: Any, tell: Progress) -> LookupDrafter:
+    low, _, high = (spec.source.partition(":")[2] or "2-4").partition("-")
+    if not (low.isdecimal() and (high or low).isdecimal()):
+        raise ValueError(f"a lookup drafter is written lookup:MIN-MAX, got {spec.source!r}")
+    corpus = None
+    if setup.corpus is not None:
+        tell(f"count {setup.corpus.name}", None)
+        text = setup.corpus.read_text(encoding="utf-8")
+        corpus = CorpusCounts(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return LookupDrafter(spec.name, min_ngram=int(low), max_ngram=int(high or low), corpus=corpus)
+
+
+def _resolve(setup: Setup, name: str, tell: Progress) -> Path:
+    return resolve(name, offline=setup.offline, progress=tell, cache_dir=setup.cache_dir)
+
+
+def _load(setup: Setup, source: Path, precision: str, tell: Progress) -> Any:
+    tell(f"load {source.name} ({precision})", None)
+    return load_module(source, precision=precision, device=setup.device, trust_remote_code=setup.trust_remote_code)
