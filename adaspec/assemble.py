@@ -11,6 +11,7 @@ from adaspec.controller import Controller
 from adaspec.costs import CostModel
 from adaspec.decoding.chain import Chain
 from adaspec.decoding.clock import CudaClock, WallClock
+from adaspec.decoding.device import check_device, use_fastest, use_threads
 from adaspec.decoding.drafter import Drafter
 from adaspec.decoding.generate import Generator, Request
 from adaspec.decoding.language_model import LanguageModel
@@ -27,6 +28,7 @@ from adaspec.decoding.model import (
 from adaspec.decoding.packed import PRECISIONS
 from adaspec.decoding.sampling import SamplingParams
 from adaspec.decoding.store import resolve
+from adaspec.outcome import Pass
 from adaspec.plan import Plan, PlanSpace
 from adaspec.policy import Fixed
 
@@ -65,7 +67,13 @@ class DrafterSpec:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What to load and what to choose from. ``plan`` pins one plan; else windows and depth span the plans."""
+    """What to load and what to choose from. ``plan`` pins one plan; else windows and depth span the plans.
+
+    ``threads``: CPU threads; None takes what a short measurement finds fastest.
+
+    Raises:
+        ValueError: a depth or cache length that leaves nothing to do.
+    """
 
     target: str = DEFAULT_TARGET
     drafters: tuple[DrafterSpec, ...] = (DrafterSpec("lookup", "lookup"),)
@@ -75,6 +83,7 @@ class Setup:
     max_depth: int = 3
     precision: str = "fp16"
     device: str = "cpu"
+    threads: int | None = None
     cache_length: int = 2048
     corpus: Path | None = None
     plain: bool = False
@@ -83,15 +92,22 @@ class Setup:
     trust_remote_code: bool = False
     cache_dir: Path | None = None
 
+    def __post_init__(self) -> None:
+        if self.max_depth < 1:
+            raise ValueError(f"the longest chain has at least 1 model, got {self.max_depth}")
+        if self.cache_length < 2:
+            raise ValueError(f"the cache holds at least 2 tokens, got {self.cache_length}")
+
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A generator with what belongs to it. ``profile_seconds``: what timing the passes took."""
+    """A generator with what belongs to it. ``profile``: the timed passes; ``profile_seconds``: what that took."""
 
     generator: Generator
     controller: Controller
     space: PlanSpace
     tokenizer: Any = field(repr=False)
+    profile: tuple[Pass, ...] = ()
     profile_seconds: float = 0.0
 
     def request(
@@ -117,14 +133,15 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
     names = [spec.name for spec in setup.drafters]
     if len(set(names)) < len(names) or TARGET in names:
         raise ValueError(f"drafters need different names (not {TARGET!r}), got {', '.join(names)}; write NAME=SOURCE")
+    check_device(setup.device)
     space = span(setup)
     source = _resolve(setup, setup.target, tell)
+    used = [spec for spec in setup.drafters if spec.name in space.models]
+    sources = {spec.name: _resolve(setup, spec.source, tell) for spec in used if _is_model(spec)}
     module, tokenizer = _load(setup, source, setup.precision, tell), load_tokenizer(source)
     target: LanguageModel = PlainModel(TARGET, module) if setup.plain else Model(TARGET, module)
     members = {
-        spec.name: _drafter(setup, spec, source, target, tokenizer, tell)
-        for spec in setup.drafters
-        if spec.name in space.models
+        spec.name: _drafter(setup, spec, sources.get(spec.name, source), target, tokenizer, tell) for spec in used
     }
     limit = sequence_limit(module.config.get_text_config())
     capacity = min(setup.cache_length, limit[0]) if limit else setup.cache_length
@@ -133,13 +150,15 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
     chain.prepare(space)
     controller = _controller(setup, space, members)
     generator = Generator(chain, controller, tokenizer, stop_token_ids(module, tokenizer))
-    seconds = 0.0
-    if len(space) > 1:
-        tell("time the passes", None)
-        began = clock.now()
-        controller.profile(chain.profile(space.shapes()))
-        seconds = clock.now() - began
-    return Assembly(generator, controller, space, tokenizer, seconds)
+    tell("time the passes", None)
+    began = clock.now()
+    if setup.threads is not None:
+        use_threads(setup.threads)
+    elif setup.device == "cpu" and not setup.plain:
+        use_fastest(lambda: chain.profile({TARGET: [1]})[0].seconds)
+    profile = tuple(chain.profile(space.shapes()))
+    controller.profile(profile)
+    return Assembly(generator, controller, space, tokenizer, profile, clock.now() - began)
 
 
 def span(setup: Setup) -> PlanSpace:
@@ -177,14 +196,18 @@ def _is_lookup(spec: DrafterSpec) -> bool:
     return spec.source.partition(":")[0] == "lookup"
 
 
+def _is_model(spec: DrafterSpec) -> bool:
+    """Whether the source is a model of its own, neither lookup nor the target in another precision."""
+    return not _is_lookup(spec) and spec.source not in PRECISIONS
+
+
 def _drafter(
-    setup: Setup, spec: DrafterSpec, target_source: Path, target: LanguageModel, tokenizer: Any, tell: Progress
+    setup: Setup, spec: DrafterSpec, source: Path, target: LanguageModel, tokenizer: Any, tell: Progress
 ) -> LanguageModel | Drafter:
     if _is_lookup(spec):
         return _lookup(setup, spec, tokenizer, tell)
-    if spec.source in PRECISIONS:
-        return Model(spec.name, _load(setup, target_source, spec.source, tell), target.vocab_size)
-    source = _resolve(setup, spec.source, tell)
+    if not _is_model(spec):
+        return Model(spec.name, _load(setup, source, spec.source, tell), target.vocab_size)
     check_same_tokenizer(tokenizer, load_tokenizer(source), setup.target, spec.source)
     return Model(spec.name, _load(setup, source, setup.precision, tell), target.vocab_size)
 

@@ -112,7 +112,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--plain", action="store_true", help="decode plainly, also a model that cannot be rolled back")
     group.add_argument("--precision", default="fp16", help="of the weights: float32, fp16, int8 (default: %(default)s)")
     group.add_argument("--device", default="cpu", help="cpu, cuda, ... (default: %(default)s)")
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's choice)")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: measured at the start)")
     group.add_argument("--cache-length", type=int, default=2048, help="tokens, prompt included (default: %(default)s)")
     group.add_argument("--cache-dir", type=Path, metavar="DIR", help="where converted models are kept")
     group.add_argument("--offline", action="store_true", help="use only what is on this machine")
@@ -136,12 +136,6 @@ def _setup(arguments: argparse.Namespace) -> Setup:
     from adaspec.assemble import DrafterSpec, Setup
     from adaspec.plan import Plan
 
-    if arguments.threads is not None:
-        import torch
-
-        if arguments.threads < 1:
-            raise ValueError(f"--threads is at least 1, got {arguments.threads}")
-        torch.set_num_threads(arguments.threads)
     return Setup(
         target=arguments.target,
         drafters=tuple(DrafterSpec.parse(text) for text in arguments.drafter or ["lookup"]),
@@ -151,6 +145,7 @@ def _setup(arguments: argparse.Namespace) -> Setup:
         max_depth=arguments.max_depth,
         precision=arguments.precision,
         device=arguments.device,
+        threads=arguments.threads,
         cache_length=arguments.cache_length,
         corpus=arguments.corpus,
         plain=arguments.plain,

@@ -57,8 +57,8 @@ class Stream:
         if self._live:
             self._live.update(Text(""))
             self._live.stop()
-        if self._live or self._line:
-            self._write(self._line + "\n")
+            self._write(self._line)
+        self._write("\n")
 
     def show(self, step: Step) -> None:
         """Shows what a round brought to row 0."""
@@ -69,7 +69,6 @@ class Stream:
         piece = step.pieces[0]
         if self._live is None:
             self._write(piece)
-            self._line = piece or self._line
             return
         *done, self._line = (self._line + piece).split("\n")
         for line in done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import product
 
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.chain import Chain
-from adaspec.decoding.drafter import Batch, Drafter
+from adaspec.decoding.drafter import Batch, Draft, Drafter, ModelDrafter
 from adaspec.decoding.language_model import LanguageModel
-from adaspec.decoding.sampling import Sampler, SamplingParams, Uniforms
+from adaspec.decoding.sampling import GREEDY, Sampler, SamplingParams, Uniforms
 from adaspec.plan import Plan
 
 VOCAB = 4
@@ -57,6 +58,13 @@ def toy_chain(**drafters: Drafter) -> Chain:
     return Chain(target, {"a": a, "b": b, "c": c, **drafters}, capacity=64)
 
 
+class ArgmaxDrafter(ModelDrafter):
+    """A model that always proposes its most likely token: deterministic, as a lookup is."""
+
+    def propose(self, batch: Batch, limits: Tensor) -> Draft:
+        return super().propose(dataclasses.replace(batch, sampler=Sampler([GREEDY])), limits)
+
+
 def reference_law(table: np.ndarray, text: Sequence[int], params: SamplingParams) -> np.ndarray:
     """The processed law after ``text``, written down again without tensors: the oracle of the law tests."""
     logits = table[text[-2], text[-1]].astype(float).copy()
@@ -79,17 +87,16 @@ def reference_law(table: np.ndarray, text: Sequence[int], params: SamplingParams
     return law / law.sum()
 
 
-def joint_law(table: np.ndarray, length: int, params: SamplingParams, stop: int | None = None) -> np.ndarray:
-    """Probability of every continuation of PROMPT, flat over VOCAB ** length; a stop token repeats itself."""
+def joint_law(
+    table: np.ndarray, length: int, params: SamplingParams, stop: int = -1, prompt: Sequence[int] = PROMPT
+) -> np.ndarray:
+    """Probability of every continuation of ``prompt``, flat over VOCAB ** length; a stop token repeats itself."""
     law = np.zeros((VOCAB,) * length)
     for tokens in product(range(VOCAB), repeat=length):
-        probability, text = 1.0, list(PROMPT)
+        probability, text = 1.0, list(prompt)
         for token in tokens:
-            if stop is not None and text[len(PROMPT) :] and text[-1] == stop:
-                step = float(token == stop)
-            else:
-                step = reference_law(table, text, params)[token]
-            probability *= step
+            ended = len(text) > len(prompt) and text[-1] == stop
+            probability *= float(token == stop) if ended else reference_law(table, text, params)[token]
             text.append(token)
             if not probability:
                 break
@@ -105,34 +112,67 @@ def draw(
     *,
     draws: int = 200_000,
     stop: int = -1,
-    extra: int = 3,
+    extra: int = 1,
+    own_history: bool = False,
 ) -> np.ndarray:
-    """Counts of the first ``length`` tokens over ``draws`` rows of one batch, flat over VOCAB ** length.
+    """Counts of the first ``length`` tokens over ``draws`` rows of one batch; see ``play``."""
+    batch = toy_batch(params, draws, length + extra, stop)
+    return count(play(chain, plans, batch, length, extra=extra, own_history=own_history), length)
 
-    ``plans``: one plan; or several, of which each round plays the one that the tokens accepted in row 0 point to.
-    A row that ended is filled up with its stop token. ``extra``: budget beyond ``length``, so that windows overlap it.
+
+def play(
+    chain: Chain,
+    plans: Plan | Sequence[Plan],
+    batch: Batch,
+    length: int,
+    *,
+    extra: int = 1,
+    own_history: bool = False,
+) -> Tensor:
+    """Decodes every row to ``length`` tokens or its stop token; [B, length], filled up with the stop token.
+
+    Args:
+        chain: the models.
+        plans: one plan; or several, of which each round plays the one that the tokens emitted in row 0 point to.
+        batch: the rows, fresh.
+        length: tokens wanted.
+        extra: budget beyond ``length``, so that windows overlap it.
+        own_history: every row plays the plan that its own emitted tokens point to.
     """
     choices = [plans] if isinstance(plans, Plan) else list(plans)
     chain.prepare(choices)
-    batch = toy_batch(params, draws, length + extra, stop)
+    start = batch.sequence.lengths
     chain.begin(batch)
-    left = torch.full((draws,), length + extra)
-    emitted = 0
-    while bool((left > extra).any()):
-        verdict = chain.emit(choices[emitted % len(choices)], left)
-        ended = batch.is_stop(batch.sequence.slice(batch.sequence.lengths - 1, 1))[:, 0]
-        left = torch.where(ended, 0, left - verdict.counts)
-        emitted += int(verdict.counts[0])
-    tokens = batch.sequence.tokens[:, len(PROMPT) : len(PROMPT) + length]
-    behind = torch.arange(length) >= (batch.sequence.lengths - len(PROMPT))[:, None]
-    flat = (tokens.masked_fill(behind, stop) * VOCAB ** torch.arange(length - 1, -1, -1)).sum(1)
+    left = torch.full_like(start, length + extra)
+    while bool((left > 0).any()):
+        emitted = batch.sequence.lengths - start
+        turn = (emitted if own_history else emitted[0]) % len(choices)
+        for index, plan in enumerate(choices):
+            limits = torch.where(turn == index, left, 0)
+            if bool((limits > 0).any()):
+                chain.emit(plan, limits)
+        emitted = batch.sequence.lengths - start
+        ended = batch.is_stop(batch.sequence.slice(batch.sequence.lengths - 1, 1))[:, 0] | (emitted >= length)
+        left = torch.where(ended, 0, length + extra - emitted)
+    behind = torch.arange(length) >= (batch.sequence.lengths - start)[:, None]
+    return torch.where(behind, batch.stop_ids[:, :1], batch.sequence.slice(start, length))
+
+
+def count(tokens: Tensor, length: int) -> np.ndarray:
+    """How often each continuation occurs among ``tokens`` [B, length], flat over VOCAB ** length."""
+    flat = (tokens * VOCAB ** torch.arange(length - 1, -1, -1)).sum(1)
     return np.bincount(flat.numpy(), minlength=VOCAB**length)
 
 
-def toy_batch(params: SamplingParams, rows: int, new_tokens: int, stop: int = -1) -> Batch:
-    """``rows`` times PROMPT, row b with seed ``params.seed + b``."""
-    sequence = TokenBuffer(rows, len(PROMPT) + new_tokens)
-    sequence.append(torch.tensor(PROMPT).expand(rows, -1), torch.full((rows,), len(PROMPT)))
+def toy_batch(
+    params: SamplingParams, rows: int, new_tokens: int, stop: int = -1, prompts: Sequence[Sequence[int]] = (PROMPT,)
+) -> Batch:
+    """``rows`` rows, row b with seed ``params.seed + b`` and the prompts in turn."""
+    longest = max(map(len, prompts))
+    sequence = TokenBuffer(rows, longest + new_tokens)
+    turn = torch.arange(rows) % len(prompts)
+    padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
+    sequence.append(padded[turn], torch.tensor([len(prompt) for prompt in prompts])[turn])
     sampler = Sampler([params])  # one entry stands for all rows; only the random streams differ
     sampler.uniforms = Uniforms(params.seed + torch.arange(rows))
     return Batch(sequence, sampler, torch.full((rows, 1), stop), sequence.lengths)

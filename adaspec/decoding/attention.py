@@ -50,7 +50,7 @@ def attention(
         mask = F.pad(mask, (0, missing), value=False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min)
     if query.shape[2] <= _QUERIES:
         return _attend(query, key, value, mask, scale, softcap)
-    parts = zip(query.split(_QUERIES, 2), mask.split(_QUERIES, 2))
+    parts = zip(torch.split(query, _QUERIES, 2), torch.split(mask, _QUERIES, 2))
     return torch.cat([_attend(rows, key, value, masks, scale, softcap) for rows, masks in parts], 1)
 
 
@@ -99,7 +99,7 @@ def _forward(
     is_causal: bool | None = None,
     **kwargs: Any,  # transformers hands every attention function what any of them may want
 ) -> tuple[Tensor, None]:
-    """The signature that transformers calls.
+    """The signature that transformers calls; returns [B, q, H, Dv].
 
     Raises:
         ValueError: dropout while training, or a position bias or sinks, which this formulation lacks.
@@ -113,7 +113,8 @@ def _forward(
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         attention_mask = _full_mask(query, key, causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attention(query, key, value, attention_mask[..., : key.shape[2]], scale, softcap), None
+    mixed = attention(query, key, value, attention_mask[..., : key.shape[2]], scale, softcap)
+    return mixed.unflatten(2, (query.shape[1], -1)), None
 
 
 def _full_mask(query: Tensor, key: Tensor, causal: bool) -> Tensor:

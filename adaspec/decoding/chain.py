@@ -136,7 +136,8 @@ class Chain:
             ValueError: a row needs more tokens than the cache holds; both numbers are named.
         """
         if sequences.capacity > self.capacity:
-            row = max(range(len(sequences.prompts)), key=lambda i: len(sequences.prompts[i]))
+            needs = [len(prompt) + limit for prompt, limit in zip(sequences.prompts, sequences.max_new_tokens)]
+            row = needs.index(sequences.capacity)
             raise ValueError(
                 f"prompt and new tokens need {sequences.capacity} tokens (prompt {row} has "
                 f"{len(sequences.prompts[row])}), the cache holds {self.capacity}"
@@ -229,7 +230,7 @@ class Chain:
         measured = []
         for name, lengths in shapes.items():
             model = self.members[name]
-            if isinstance(model, LanguageModel):
+            if isinstance(model, LanguageModel) and not model.rollback_obstacle:
                 measured += [self._time(model, length, batch_size, repeats) for length in sorted(lengths)]
         return measured
 

@@ -33,13 +33,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one round brought. ``pieces``: new text per row; ``finished``: rows that ended in this round or before."""
+    """What one round brought. ``pieces``: new text per row; ``finished``: rows that ended in this round or before;
+    ``stopped``: those of them that a stop string ended.
+    """
 
     decision: Decision
     outcome: RoundOutcome
     tokens: list[list[int]]
     pieces: list[str]
     finished: list[bool]
+    stopped: list[bool]
     logprobs: list[list[float]] | None = None
 
 
@@ -136,7 +139,8 @@ class Generator:
                 for text, before, now in zip(texts, ended, result.finished)
             ]
             ended = result.finished
-            yield Step(decision, result.outcome, result.tokens, pieces, result.finished, result.logprobs)
+            stopped = [text.stopped for text in texts]
+            yield Step(decision, result.outcome, result.tokens, pieces, result.finished, stopped, result.logprobs)
 
     def generate(
         self,
@@ -166,6 +170,7 @@ class Recorder:
         self._total = 0.0
         self._tokens: list[list[int]] = [[] for _ in requests]
         self._texts = [""] * len(requests)
+        self._stopped = [False] * len(requests)
         self._logprobs: list[list[float]] | None = None
         self._steps: list[tuple[Decision, RoundOutcome]] = []
 
@@ -173,6 +178,7 @@ class Recorder:
         if not self._steps:
             self._total = time.perf_counter() - self._began
         self._steps.append((step.decision, step.outcome))
+        self._stopped = step.stopped
         for row, (tokens, piece) in enumerate(zip(step.tokens, step.pieces)):
             self._tokens[row] += tokens
             self._texts[row] += piece
@@ -194,7 +200,7 @@ class Recorder:
 
     def _completion(self, row: int, interrupted: bool) -> Completion:
         tokens = self._tokens[row]
-        if tokens and tokens[-1] in self._stop_ids:
+        if self._stopped[row] or not self._stop_ids.isdisjoint(tokens[-1:]):
             reason = "stop"
         elif len(tokens) >= self._requests[row].max_new_tokens:
             reason = "length"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Cache, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
+from adaspec.decoding.attention import register as register_attention
 from adaspec.decoding.cache import KVCache
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.packed import pack
@@ -83,7 +84,7 @@ class Model(LanguageModel):
         store = self._store
         filled = min(int(slots.max()) + 1, store.capacity + 1)
         store.begin(slots, filled)
-        positions = slots.clamp(max=store.capacity)
+        positions = slots.clamp(max=store.capacity - 1)  # what lies behind belongs nowhere, and has no embedding
         inputs: dict[str, Any] = {
             "input_ids": tokens.clamp(max=self._embeddings - 1),
             "position_ids": positions,
@@ -211,13 +212,14 @@ def load_module(
         raise ValueError(f"precision on {device} is one of {', '.join(dtypes)}, got {precision!r}")
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    implementation = register_attention() if on_cpu else "eager" if softcap else "sdpa"
     module: nn.Module = AutoModelForCausalLM.from_pretrained(
         source,
         config=config,
         dtype=torch.float32 if on_cpu else dtypes[precision],
         trust_remote_code=trust_remote_code,
         use_safetensors=True,
-        attn_implementation="eager" if softcap else "sdpa",
+        attn_implementation=implementation,
     )
     module = module.eval().requires_grad_(False)
     return pack(module, precision) if on_cpu else module.to(device)

@@ -61,11 +61,11 @@ class Uniforms:
         self._keys = _mix(_mix(seeds) + _GOLDEN)  # [B] int64
         self._counters = torch.zeros_like(seeds)
 
-    def draw(self, count: int, active: Tensor) -> Tensor:
-        """The next ``count`` numbers of every row, [B, count] float64 in [0, 1); only ``active`` rows advance."""
+    def draw(self, count: int, used: Tensor) -> Tensor:
+        """The next ``count`` numbers of every row, [B, count] float64 in [0, 1); row b uses up ``used[b]`` of them."""
         steps = torch.arange(1, count + 1, device=self._keys.device)
         bits = _mix(self._keys[:, None] + (self._counters[:, None] + steps) * _GOLDEN)
-        self._counters = self._counters + active * count
+        self._counters = self._counters + used
         return ((bits >> 16) & ((1 << 48) - 1)).to(torch.float64) * 2.0**-48
 
 
@@ -128,7 +128,7 @@ class Sampler:
         if self.greedy:
             return logits[:, 0].argmax(-1), None
         law = self.law(logits)[:, 0]
-        return sample(law, self.uniforms.draw(1, active)[:, 0]), law
+        return sample(law, self.uniforms.draw(1, active.long())[:, 0]), law
 
     def verify(
         self,
@@ -149,7 +149,7 @@ class Sampler:
         if self.greedy:
             return verify_greedy(tokens, counts, logits.argmax(-1)), None
         law = self.law(logits)
-        uniforms = self.uniforms.draw(tokens.shape[1] + 1, active)
+        uniforms = self.uniforms.draw(tokens.shape[1] + 1, torch.where(active, counts + 1, 0))
         return verify_sampled(tokens, counts, draft_law, law, uniforms), law
 
 
@@ -218,7 +218,8 @@ def verify_sampled(
         counts: how many of them are real, [B].
         draft_law: the rows q [B, m, V] that the tokens were sampled from; None: proposed deterministically (one-hot).
         law: the verifier's rows p [B, m + 1, V].
-        uniforms: [B, m + 1] numbers in [0, 1), one per decision and one for the following token.
+        uniforms: [B, m + 1] numbers in [0, 1): row b uses one per real token and the next for what follows, so that
+            its draws do not depend on how many tokens the rest of the batch has.
     """
     chosen = law[:, :-1].gather(-1, tokens[..., None]).squeeze(-1)  # p_j(y_j) [B, m]
     proposed = 1.0 if draft_law is None else draft_law.gather(-1, tokens[..., None]).squeeze(-1)
@@ -234,7 +235,7 @@ def verify_sampled(
             excess = (row - drafted).clamp(min=0)
         usable = rejected & (excess.sum(-1) > 0)  # rounding may leave no residual where p = q
         row = torch.where(usable[:, None], excess, row)
-    return Acceptance(accepted, sample(row, uniforms[:, -1]))
+    return Acceptance(accepted, sample(row, uniforms.gather(1, counts[:, None]).squeeze(1)))
 
 
 def _leading(passed: Tensor, counts: Tensor) -> Tensor:

@@ -1,0 +1,5 @@
+"""``python -m adaspec`` is the command line."""
+
+from adaspec.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Measuring. The only place that may import everything; nothing imports it."""

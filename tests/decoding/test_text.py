@@ -1,0 +1,131 @@
+"""Streamed text: pieces join to the decoded text, stop strings cut, nothing leaks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from adaspec.decoding.text import TextStream
+
+CORPUS = [
+    "the cat sat on the mat and the dog sat on the log",
+    "naïve café über",
+    "日本語の文章です",
+    "👩\u200d👩\u200d👧 family 👍🏽 thumbs",
+]
+
+
+class ByteLevel:
+    """A byte-level BPE tokenizer: most characters outside its corpus are split into single bytes."""
+
+    def __init__(self):
+        self.inner = Tokenizer(models.BPE())
+        self.inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self.inner.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        self.inner.train_from_iterator(
+            CORPUS, trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False)
+        )
+
+    def encode(self, text):
+        return self.inner.encode(text).ids
+
+    def decode(self, token_ids, *, skip_special_tokens):
+        return self.inner.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+TOKENIZER = ByteLevel()
+FRAGMENTS = st.sampled_from(
+    ["the ", "cat", "日本", "é", "👩\u200d👩\u200d👧", "👍🏽", "\u200d", "\ufffd", "\n\n", "\U0001d518", " "]
+)
+TEXTS = st.lists(st.one_of(FRAGMENTS, st.text(max_size=4)), max_size=10).map("".join)
+
+
+def stream(ids, stop=(), sizes=(1,)):
+    """Pieces, and how many tokens stay; the tokens arrive in groups of the given sizes, in turn."""
+    text, pieces, at, turn = TextStream(TOKENIZER, stop), [], 0, 0
+    while at < len(ids):
+        group = ids[at : at + sizes[turn % len(sizes)]]
+        kept = text.push(group)
+        pieces.append(text.take())
+        if kept is not None:
+            return pieces, at + kept, text
+        at, turn = at + len(group), turn + 1
+    pieces.append(text.finish())
+    return pieces, len(ids), text
+
+
+@given(TEXTS, st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_pieces_join_to_the_decoded_text(text, sizes):
+    pieces, _, done = stream(TOKENIZER.encode(text), sizes=sizes)
+    assert "".join(pieces) == text
+    assert done.text == text
+
+
+@given(st.lists(st.integers(0, 255), max_size=24))
+def test_pieces_of_any_tokens_join_to_what_the_tokenizer_decodes(ids):
+    """Also of tokens that are no valid UTF-8."""
+    pieces, _, _ = stream(ids)
+    assert "".join(pieces) == TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+@given(TEXTS.filter(lambda text: "\ufffd" not in text))
+def test_no_piece_holds_half_a_character(text):
+    pieces, _, _ = stream(TOKENIZER.encode(text))
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@given(TEXTS, st.lists(st.sampled_from(["cat", "at", "the c", "日本", "\n\n", " ", "👍"]), min_size=1, max_size=3))
+def test_the_text_ends_before_the_first_stop_string(text, stop):
+    ids = TOKENIZER.encode(text)
+    pieces, kept, done = stream(ids, stop)
+    found = [at for at in map(text.find, stop) if at >= 0]
+    assert done.stopped == bool(found)
+    cut = "".join(pieces)
+    if not found:
+        assert cut == text
+        return
+    assert not any(word in cut for word in stop)
+    assert text.startswith(cut)
+    # the first stop string to be complete decides; without overlaps that is the first one
+    assert min(found) <= len(cut) <= min(at + len(word) for word in stop if (at := text.find(word)) >= 0)
+    assert any(text.startswith(word, len(cut)) for word in stop)
+    whole = TOKENIZER.decode(ids[:kept], skip_special_tokens=True)
+    assert any(word in whole for word in stop)
+    assert not any(word in TOKENIZER.decode(ids[: kept - 1], skip_special_tokens=True) for word in stop)
+
+
+def test_a_stop_string_across_tokens_is_held_back_until_it_is_certain():
+    text = TextStream(TOKENIZER, ["sat on"])
+    ids = [TOKENIZER.encode(letter)[0] for letter in "cat sat of"]
+    pieces = [(text.push([token]), text.take())[1] for token in ids]
+    assert pieces[:5] == ["c", "a", "t", " ", ""]
+    assert pieces[-2:] == ["", "sat of"]
+    assert text.finish() == ""
+
+
+def test_overlapping_stop_strings_cut_at_the_first_to_begin():
+    ids = [TOKENIZER.encode(letter)[0] for letter in "xabcd"]
+    assert "".join(stream(ids, ["abc", "bcd"])[0]) == "x"
+    assert "".join(stream(ids, ["bc", "abcd"])[0]) == "xa"  # "bc" is complete first
+
+
+def test_a_group_of_tokens_is_cut_inside():
+    ids = [TOKENIZER.encode(letter)[0] for letter in "one.two.three"]
+    text = TextStream(TOKENIZER, ["."])
+    assert text.push(ids) == 4
+    assert text.take() + text.finish() == "one"
+
+
+def test_finish_hands_out_what_was_held_back():
+    text = TextStream(TOKENIZER, ["never"])
+    ids = TOKENIZER.encode("ne") + TOKENIZER.encode("🦜")[:-1]
+    text.push(ids)
+    assert text.take() == ""
+    assert text.finish() == TOKENIZER.decode(ids, skip_special_tokens=True)
+    assert text.finish() == ""
+
+
+def test_an_empty_stop_string_is_refused():
+    with pytest.raises(ValueError, match="stop string"):
+        TextStream(TOKENIZER, ["a", ""])

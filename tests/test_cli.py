@@ -1,0 +1,194 @@
+"""The command line on tiny random models: what it prints, and one clear line for every kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from adaspec.cli import main
+from adaspec.decoding.generate import Generator
+
+TEXT = "the quick brown fox jumps over the lazy dog and runs along the river bank again and again " * 4
+
+
+def save_model(folder: Path, *, words: int = 300, seed: int = 0) -> Path:
+    """A tiny Llama with a byte-level BPE tokenizer of its own."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=words, initial_alphabet=alphabet))
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=words,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).eval().save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def generate(model: str):
+    return lambda *options: main(
+        ["generate", "the quick brown", "--target", model, "--threads", "1", "--max-new-tokens", "24", *options]
+    )
+
+
+def test_json_is_the_only_line_on_standard_output_and_holds_what_it_must(generate, capsys) -> None:
+    assert generate("--json", "--drafter", "lookup", "--drafter", "int8", "--logprobs") == 0
+    [line] = capsys.readouterr().out.splitlines()
+    report = json.loads(line)
+    assert {"text", "tokens", "seconds", "tokens_per_second", "rounds", "mean_accepted_length", "plans"} <= set(report)
+    assert set(report["plans"][0]) == {"plan", "rounds", "share", "forecast", "measured"}
+    assert report["tokens"] == 24 == len(report["logprobs"])
+    assert sum(plan["rounds"] for plan in report["plans"]) == report["rounds"]
+
+
+def test_compare_adds_plain_decoding_and_the_best_fixed_plan(generate, capsys) -> None:
+    assert generate("--json", "--compare", "--drafter", "lookup") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["texts_equal"] is True
+    assert report["speedup"] == pytest.approx(report["tokens_per_second"] / report["ar_tokens_per_second"])
+    assert set(report["best_fixed"]) == {"plan", "tokens_per_second"}
+
+
+def test_text_goes_to_standard_output_and_is_the_text_of_the_report(generate, capsys) -> None:
+    assert generate("--plan", "target/lookup:4") == 0
+    text = capsys.readouterr().out
+    assert generate("--json") == 0
+    assert text.rstrip("\n") == json.loads(capsys.readouterr().out)["text"].rstrip("\n")
+
+
+def test_a_pinned_chain_of_three_is_played(generate, capsys) -> None:
+    assert generate("--json", "--drafter", "lookup", "--drafter", "int8", "--plan", "target/int8/lookup:4,2") == 0
+    assert [plan["plan"] for plan in json.loads(capsys.readouterr().out)["plans"]] == ["target/int8/lookup:4,2"]
+
+
+def test_several_prompts_share_one_report(model: str, capsys) -> None:
+    assert main(["generate", "the fox", "a dog", "--target", model, "--max-new-tokens", "4", "--json"]) == 0
+    assert [each["tokens"] for each in json.loads(capsys.readouterr().out)["completions"]] == [4, 4]
+
+
+def test_a_seed_and_a_pinned_plan_reproduce_a_sampled_text(generate, capsys) -> None:
+    texts = []
+    for seed in ("1", "1", "2"):
+        generate("--json", "--temperature", "1", "--plan", "target/lookup:2", "--seed", seed)
+        texts.append(json.loads(capsys.readouterr().out)["text"])
+    assert texts[0] == texts[1] != texts[2]
+
+
+BAD = [
+    (["--plan", "target/lookup:0"], "at least 1 token, got 0"),
+    (["--plan", "target/nobody:3"], "names 'nobody'"),
+    (["--plan", "lookup"], "target"),
+    (["--drafter", "nosuchmodel"], "nosuchmodel"),
+    (["--drafter", "lookup:0-2"], "0 .. 2"),
+    (["--drafter", "lookup", "--drafter", "lookup"], "different names"),
+    (["--windows", "2,x"], "2,x"),
+    (["--windows", "0"], "at least 1 token, got 0"),
+    (["--max-depth", "0"], "0"),
+    (["--max-new-tokens", "0"], "got 0"),
+    (["--max-new-tokens", "3000"], "the cache holds 256"),
+    (["--cache-length", "8"], "the cache holds 8"),
+    (["--cache-length", "0"], "0"),
+    (["--temperature", "-1"], "-1"),
+    (["--top-p", "1.5"], "1.5"),
+    (["--precision", "int3"], "int3"),
+    (["--threads", "0"], "got 0"),
+    (["--stop", ""], "stop string"),
+    (["--corpus", "/no/such/file"], "/no/such/file"),
+    (["--device", "nowhere"], "nowhere"),
+    (["--seed", str(2**70)], str(2**70)),
+]
+
+
+@pytest.mark.parametrize(("options", "told"), BAD, ids=[" ".join(options) for options, _ in BAD])
+def test_bad_input_is_one_line_that_names_it(generate, capsys, options: list[str], told: str) -> None:
+    assert generate(*options) in (1, 2)
+    captured = capsys.readouterr()
+    complaint = captured.err.splitlines()[-1]
+    assert complaint.startswith("adaspec: ")
+    assert told in complaint
+    assert captured.err.count("adaspec: ") == 1
+    assert "Traceback" not in captured.err
+
+
+def test_an_empty_prompt_is_refused(model: str, capsys) -> None:
+    assert main(["generate", "", "--target", model]) == 2
+    assert "empty" in capsys.readouterr().err
+
+
+def test_a_drafter_with_another_tokenizer_is_refused_with_both_names_and_the_overlap(
+    generate, model: str, tmp_path: Path, capsys
+) -> None:
+    other = save_model(tmp_path / "other", words=270)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    first, second = list(words)[:2]
+    words[first], words[second] = words[second], words[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert generate("--drafter", str(other)) == 2
+    complaint = capsys.readouterr().err.splitlines()[-1]
+    assert str(other) in complaint
+    assert model in complaint
+    assert "%" in complaint
+
+
+def test_interruption_keeps_what_was_generated(generate, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Generator.stream
+
+    def broken(self, *arguments, **options):
+        for count, step in enumerate(whole(self, *arguments, **options)):
+            if count == 5:
+                raise KeyboardInterrupt
+            yield step
+
+    monkeypatch.setattr(Generator, "stream", broken)
+    assert generate("--json", "--plan", "target") == 130
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert report["finish_reason"] == "interrupted"
+    assert report["tokens"] == 5
+    assert captured.err.splitlines()[-1] == "adaspec: interrupted"
+
+
+def test_a_real_interrupt_while_passes_are_timed_or_text_is_generated_ends_in_one_line(model: str) -> None:
+    command = [sys.executable, "-m", "adaspec", "generate", "the", "--target", model, "--threads", "1"]
+    with subprocess.Popen(
+        [*command, "--max-new-tokens", "240"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "time the passes" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert complaint.splitlines()[-1] == "adaspec: interrupted"
+    assert "Traceback" not in complaint
+
+
+def test_models_list_names_the_default(capsys, tmp_path: Path) -> None:
+    assert main(["models", "list", "--cache-dir", str(tmp_path)]) == 0
+    assert "smollm2-135m" in capsys.readouterr().out
