@@ -109,7 +109,9 @@ class Sampler:
     def law(self, logits: Tensor) -> Tensor:
         """The law of penalised logits [B, n, V], float32 rows that sum to 1."""
         greedy = self._temperature == 0
-        scaled = logits.float() / torch.where(greedy, 1.0, self._temperature)
+        logits = logits.float()
+        above = logits - logits.amax(-1, keepdim=True)  # at most 0: no temperature overflows it
+        scaled = above / torch.where(greedy, 1.0, self._temperature)
         scaled = _filter(scaled, self._top_k, self._top_p, self._min_p)
         law = torch.softmax(scaled, dim=-1)
         if bool(greedy.any()):

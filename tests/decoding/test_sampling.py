@@ -213,3 +213,9 @@ def test_mixed_rows_keep_their_parameters():
     params = dataclasses.replace(ROWS[1], top_k=1)
     law = Sampler([params, ROWS[0]]).law(torch.randn(2, 1, V, generator=torch.Generator().manual_seed(3)))
     assert (law > 0).sum(-1).flatten().tolist() == [1, V]
+
+
+def test_a_temperature_near_zero_is_nearly_greedy_and_never_nan():
+    logits = torch.randn(1, 2, 9, generator=torch.Generator().manual_seed(4))
+    law = Sampler([SamplingParams(temperature=1e-38)]).law(logits)
+    assert torch.equal(law, torch.nn.functional.one_hot(logits.argmax(-1), 9).float())
