@@ -114,7 +114,7 @@ def _forward(
         attention_mask = _full_mask(query, key, causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     mixed = attention(query, key, value, attention_mask[..., : key.shape[2]], scale, softcap)
-    return mixed.unflatten(2, (query.shape[1], -1)), None
+    return mixed.view(*mixed.shape[:2], query.shape[1], -1), None
 
 
 def _full_mask(query: Tensor, key: Tensor, causal: bool) -> Tensor:

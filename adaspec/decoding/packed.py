@@ -40,8 +40,8 @@ class Fp16Linear(nn.Module):
     """Float16 weights, float32 activations and sums; agrees with ``nn.Linear`` to 5e-4 of the largest output.
 
     FBGEMM sums 1 or 2 rows in another order than 3 to 6, and cuts 7, 14, 32, ... rows so that 1 or 2 are left over.
-    Rows are filled up to a multiple of 3, where no count up to 400 leaves any: that makes it exact by row, and one
-    row costs what three do.
+    Rows are filled up to a multiple of 3, where no count up to 400 leaves any: that makes it exact by row, at the
+    price that one row costs what three do (SmolLM2: 1.35 times as long).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -51,13 +51,11 @@ class Fp16Linear(nn.Module):
             self.packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
-        rows = x.reshape(-1, self.in_features)
-        count = rows.shape[0]
+        count = x.numel() // self.in_features
         missing = -count % 3
-        if missing:
-            rows = F.pad(rows, (0, 0, 0, missing))
+        rows = F.pad(x.reshape(count, self.in_features), (0, 0, 0, missing)) if missing else x
         y: Tensor = torch.ops.quantized.linear_dynamic_fp16(rows, self.packed)
-        return y[:count].reshape(*x.shape[:-1], self.out_features)
+        return y[:count].view(*x.shape[:-1], self.out_features) if missing else y
 
 
 class Int8Linear(nn.Module):
@@ -113,8 +111,8 @@ def pack(module: nn.Module, precision: str) -> nn.Module:
         return _packed(module, precision)
     done: dict[nn.Module, nn.Module] = {}
     for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if _is_linear(child):
+        for name, child in list(parent._modules.items()):
+            if child is not None and _is_linear(child):
                 if child not in done:
                     done[child] = _packed(child, precision)
                 setattr(parent, name, done[child])

@@ -1,3 +1,4 @@
+import functools
 import gc
 import inspect
 import weakref
@@ -168,8 +169,8 @@ def test_the_float_weights_are_released(precision):
 
 def test_a_layer_used_twice_is_packed_once():
     layer = nn.Linear(8, 8)
-    model = pack(nn.ModuleDict({"one": layer, "two": nn.Sequential(layer)}), "fp16")
-    assert model["one"] is model["two"][0]
+    model = pack(nn.ModuleDict({"one": layer, "two": nn.Sequential(layer, layer)}), "fp16")
+    assert model["one"] is model["two"][0] is model["two"][1]
 
 
 def test_half_precision_models_become_float32_around_the_packed_layers():
@@ -186,10 +187,16 @@ def test_stock_is_left_alone_and_the_unknown_refused():
         pack(nn.Linear(4, 4, device="meta"), "int8")
 
 
+@functools.cache
+def cache_and_row(heads, kv_heads, width):
+    generator = torch.Generator().manual_seed(5)
+    cache = torch.randn(2, 2, kv_heads, 900, width, generator=generator)
+    return cache, torch.randn(heads, width, generator=generator)
+
+
 def cached_case(heads, kv_heads, width, seen, count, place, batch, spare):
     """One fixed row of attention amid others: ``seen`` slots, ``place``-th of ``count`` queries, ``spare`` slots."""
-    cache = torch.randn(2, 2, kv_heads, 1300, width, generator=torch.Generator().manual_seed(5))
-    row = torch.randn(heads, width, generator=torch.Generator().manual_seed(6))
+    cache, row = cache_and_row(heads, kv_heads, width)
     slots = seen + count - 1 - place + spare
     query = torch.randn(batch, heads, count, width)
     query[0, :, place] = row
