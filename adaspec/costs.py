@@ -72,7 +72,7 @@ class CostModel:
         self._acceptance.forget()
         self._passes.forget(decision.context.batch_size)
         rounds.forget(priors.idle_keep)
-        for edge in outcome.edges:
+        for edge in (*outcome.edges, *outcome.scored):
             if self._acceptance.learn(edge):
                 rounds.doubt(self._holds(edge.verifier, edge.drafter))
         clipped = self._passes.learn(outcome.passes)

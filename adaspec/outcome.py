@@ -61,6 +61,7 @@ class RoundOutcome:
 
     ``tokens``: committed over all rows, trimmed to what was emitted. ``rows``: rows that were running.
     ``seconds``: the whole round, ``catch_up_seconds`` of it (feeding models that had been idle) included.
+    ``edges``: what the plan's pairs did. ``scored``: free information, how pairs that did not play would have done.
     """
 
     tokens: int
@@ -69,3 +70,4 @@ class RoundOutcome:
     catch_up_seconds: float = 0.0
     edges: tuple[EdgeOutcome, ...] = ()
     passes: tuple[Pass, ...] = ()
+    scored: tuple[EdgeOutcome, ...] = ()

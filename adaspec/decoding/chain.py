@@ -13,8 +13,10 @@ from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.clock import WallClock
 from adaspec.decoding.drafter import Batch, Drafter, ModelDrafter, Stage, Verdict
 from adaspec.decoding.language_model import LanguageModel
+from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import Sampler, SamplingParams
-from adaspec.outcome import Pass, RoundOutcome
+from adaspec.decoding.shadow import Shadow
+from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import Context, Plan
 
 PROFILE_CONTEXT = 32  # tokens in the cache while passes are timed
@@ -93,6 +95,7 @@ class Chain:
             if isinstance(member, LanguageModel) and member.vocab_size != target.vocab_size:
                 raise ValueError(f"{name} has {member.vocab_size} tokens, {target.name} has {target.vocab_size}")
         self._stages: dict[Plan, list[Stage]] = {}
+        self._shadows: dict[str, Shadow] = {}
 
     def prepare(self, plans: Iterable[Plan]) -> None:
         """Builds the stages of ``plans``, so that a round allocates nothing.
@@ -100,9 +103,11 @@ class Chain:
         Raises:
             ValueError: a plan names an unknown model, another target, or a drafter that cannot verify.
         """
-        for plan in plans:
-            if plan not in self._stages:
-                self._stages[plan] = self._build(plan)
+        missing = [plan for plan in plans if plan not in self._stages]
+        for plan in missing:
+            self._stages[plan] = self._build(plan)
+        if missing:
+            self._shadows = self._build_shadows()
 
     def _build(self, plan: Plan) -> list[Stage]:
         for name in plan.models:
@@ -123,6 +128,18 @@ class Chain:
             inner = Stage(verifier, inner, window)
             stages.insert(0, inner)
         return stages
+
+    def _build_shadows(self) -> dict[str, Shadow]:
+        """A shadow for each lookup drafter of the prepared plans, of its longest window beneath the target."""
+        windows: dict[str, int] = {}
+        for plan in self._stages:
+            for verifier, drafter, window in plan.edges():
+                if verifier == self.target.name:
+                    windows[drafter] = max(window, windows.get(drafter, 0))
+        members = {name: self.members[name] for name in windows}
+        return {
+            name: Shadow(member, windows[name]) for name, member in members.items() if isinstance(member, LookupDrafter)
+        }
 
     @staticmethod
     def _refuse_stateful(model: LanguageModel) -> None:
@@ -157,6 +174,8 @@ class Chain:
     def begin(self, batch: Batch) -> None:
         """Starts every member on ``batch`` and feeds the target all but the last token of each row."""
         self._batch = batch
+        for shadow in self._shadows.values():
+            shadow.skip()
         for member in self.members.values():
             member.start(batch.sequence.batch_size, batch.sequence.capacity)
         self.target.catch_up(batch.sequence, batch.sequence.lengths - 1)
@@ -182,14 +201,24 @@ class Chain:
         tokens, finished = self._commit(verdict)
         if logprobs is not None:
             logprobs = [values[: len(kept)] for values, kept in zip(logprobs, tokens)]
+        scored = self._score(plan)
         seconds = self._clock.now() - began
         passes, catch_up = self._clock.drain()
         edges = tuple(
             stage.tally.drain(verifier, drafter)
             for stage, (verifier, drafter, _) in zip(self._stages[plan], plan.edges())
         )
-        outcome = RoundOutcome(sum(map(len, tokens)), seconds, rows, catch_up, edges, passes)
+        outcome = RoundOutcome(sum(map(len, tokens)), seconds, rows, catch_up, edges, passes, scored)
         return Round(tokens, logprobs, finished, outcome)
+
+    def _score(self, plan: Plan) -> tuple[EdgeOutcome, ...]:
+        outcomes = []
+        for name, shadow in self._shadows.items():
+            if name in plan.models:
+                shadow.skip()
+            else:
+                outcomes.append(shadow.score(self._batch, self.target.name))
+        return tuple(outcome for outcome in outcomes if outcome.verifications)
 
     def emit(self, plan: Plan, limits: Tensor) -> Verdict:
         """The device's part of a round of a prepared plan: appends 1 .. ``limits`` [B] tokens per row, 0 where 0."""

@@ -66,6 +66,7 @@ class CorpusCounts:
                 if size <= end:
                     counts[tuple(tokens[end - size : end])][tokens[end]] += 1
         self._sizes = sizes
+        self.longest = sizes[-1]
         self._best = {
             gram: token
             for gram, followers in counts.items()
@@ -111,6 +112,7 @@ class LookupDrafter(Drafter):
         self.name = name
         self._sizes = range(min_ngram, max_ngram + 1)
         self._corpus = corpus
+        self._longest = max_ngram if corpus is None else max(max_ngram, corpus.longest)
         self._rows: list[NgramIndex] = []
 
     def start(self, batch_size: int, capacity: int) -> None:
@@ -135,10 +137,16 @@ class LookupDrafter(Drafter):
     def _row(self, batch: Batch, row: int, limit: int) -> list[int]:
         if limit == 0:
             return []
+        length, committed = int(batch.sequence.lengths[row]), int(batch.committed[row])
+        return self.guess(row, batch.sequence.tokens[row], committed, length, limit)
+
+    def guess(self, row: int, tokens: Tensor, committed: int, length: int, limit: int) -> list[int]:
+        """Up to ``limit`` tokens to follow the first ``length`` of ``tokens`` [capacity + 1].
+
+        Those before ``committed`` are indexed once and for all; calls for one row never go back behind them.
+        """
         index = self._rows[row]
-        committed = int(batch.committed[row])
-        index.extend(batch.sequence.tokens[row, len(index.tokens) : committed].tolist())
-        longest = self._sizes[-1] if self._corpus is None else max(self._sizes[-1], 8)
-        suffix = batch.sequence.row(row, max(0, int(batch.sequence.lengths[row]) - longest))
+        index.extend(tokens[len(index.tokens) : committed].tolist())
+        suffix = tokens[max(0, length - self._longest) : length].tolist()
         found = index.continuation(suffix, limit)
         return found if found or self._corpus is None else self._corpus.continuation(suffix, limit)
