@@ -11,7 +11,7 @@ demo: $(READY)
 	@$(VENV)/bin/adaspec demo
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest -m "not slow"
+	$(VENV)/bin/python -m pytest -m "not slow" -n auto
 
 test-slow: $(READY)
 	$(VENV)/bin/python -m pytest -m slow
