@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import torch
 from tiny_models import ARCHITECTURES, greedy_loop, noisy, tiny
 
 from adaspec.decoding import sampling
@@ -144,3 +145,21 @@ def test_a_verifier_that_accepts_one_token_too_many_is_found(monkeypatch):
     monkeypatch.setattr(sampling, "verify_greedy", mutant)
     models = family("llama")
     assert decode(models.chain, always(Plan.parse("target/c:4")))[0] != models.expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_a_chain_decodes_as_plain_decoding_does():
+    """Not yet run on a device."""
+    module = tiny("llama")
+    draft = Model("draft", noisy(module, 0.1, 1).cuda())
+    chain = Chain(Model("target", module.cuda()), {"draft": draft})
+    texts = []
+    for plan in (Plan(("target",)), Plan(("target", "draft"), (3,))):
+        chain.start(Sequences(((5, 6, 7), (8, 9)), (GREEDY, GREEDY), (20, 20), ((), ())))
+        rows = [[], []]
+        while chain.running:
+            for row, new in zip(rows, chain.round(plan).tokens):
+                row += new
+        texts.append(rows)
+    assert texts[0] == texts[1]
