@@ -1,12 +1,19 @@
-"""adaspec: an online controller for speculative decoding. This package's core needs only numpy and scipy."""
+"""adaspec: an online controller for speculative decoding. This package's core needs only numpy and scipy.
 
-from adaspec.controller import Controller, Row
-from adaspec.costs import CostModel
-from adaspec.estimators import CostPriors
-from adaspec.outcome import Decision, EdgeOutcome, Pass, RoundOutcome
-from adaspec.plan import Context, Plan, PlanSpace
-from adaspec.policy import EpsilonGreedy, Fixed, Policy, ThompsonSampling
-from adaspec.theory import Forecast, Forecaster, accepted_length, forecast
+The names below are imported when they are first used, so that the command line answers at once.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from adaspec.controller import Controller, Row
+    from adaspec.costs import CostModel
+    from adaspec.estimators import CostPriors
+    from adaspec.outcome import Decision, EdgeOutcome, Pass, RoundOutcome
+    from adaspec.plan import Context, Plan, PlanSpace
+    from adaspec.policy import EpsilonGreedy, Fixed, Policy, ThompsonSampling
+    from adaspec.theory import Forecast, Forecaster, accepted_length, forecast
 
 __all__ = [
     "Context",
@@ -29,3 +36,23 @@ __all__ = [
     "accepted_length",
     "forecast",
 ]
+_HOMES = {
+    "adaspec.controller": ("Controller", "Row"),
+    "adaspec.costs": ("CostModel",),
+    "adaspec.estimators": ("CostPriors",),
+    "adaspec.outcome": ("Decision", "EdgeOutcome", "Pass", "RoundOutcome"),
+    "adaspec.plan": ("Context", "Plan", "PlanSpace"),
+    "adaspec.policy": ("EpsilonGreedy", "Fixed", "Policy", "ThompsonSampling"),
+    "adaspec.theory": ("Forecast", "Forecaster", "accepted_length", "forecast"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module 'adaspec' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from adaspec.controller import Controller
 from adaspec.costs import CostModel
 from adaspec.decoding.chain import Chain
 from adaspec.decoding.clock import CudaClock, WallClock
-from adaspec.decoding.device import check_device, use_fastest, use_threads
+from adaspec.decoding.device import check_device, check_threads, use_fastest, use_threads
 from adaspec.decoding.drafter import Drafter
 from adaspec.decoding.generate import Generator, Request
 from adaspec.decoding.language_model import LanguageModel
@@ -19,6 +20,7 @@ from adaspec.decoding.lookup import CorpusCounts, LookupDrafter
 from adaspec.decoding.model import (
     Model,
     PlainModel,
+    check_precision,
     check_same_tokenizer,
     load_module,
     load_tokenizer,
@@ -59,10 +61,22 @@ class DrafterSpec:
         if not source:
             raise ValueError(f"a drafter is written [NAME=]SOURCE, got {text!r}")
         if not sign:
-            base = source.partition(":")[0] if source.startswith("lookup") else Path(source).name.removesuffix(".gguf")
+            base = "lookup" if source.partition(":")[0] == "lookup" else Path(source).name.removesuffix(".gguf")
             name = base.partition("@")[0].replace(":", "-").replace(",", "-")
         Plan((name,))  # refuses what a plan could not hold
-        return cls(name, source)
+        spec = cls(name, source)
+        if spec.is_lookup:
+            _ngram_range(source)
+        return spec
+
+    @property
+    def is_lookup(self) -> bool:
+        return self.source.partition(":")[0] == "lookup"
+
+    @property
+    def is_model(self) -> bool:
+        """Whether the source is a model of its own, neither lookup nor the target in another precision."""
+        return not self.is_lookup and self.source not in PRECISIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +86,7 @@ class Setup:
     ``threads``: CPU threads; None takes what a short measurement finds fastest.
 
     Raises:
-        ValueError: a depth or cache length that leaves nothing to do.
+        ValueError: values that are out of range or contradict each other.
     """
 
     target: str = DEFAULT_TARGET
@@ -93,6 +107,15 @@ class Setup:
     cache_dir: Path | None = None
 
     def __post_init__(self) -> None:
+        check_precision(self.precision, self.device)
+        if self.threads is not None:
+            check_threads(self.threads)
+        if self.corpus is not None and not any(spec.is_lookup for spec in self.drafters):
+            raise ValueError(f"the corpus {self.corpus} backs a lookup drafter, and there is none")
+        if self.corpus is not None and not self.corpus.is_file():
+            raise ValueError(f"the corpus {self.corpus} is no file")
+        if self.plain and self.plan is not None and self.plan.depth > 1:
+            raise ValueError(f"plain decoding plays no drafter, so it excludes the plan {self.plan}")
         if self.max_depth < 1:
             raise ValueError(f"the longest chain has at least 1 model, got {self.max_depth}")
         if self.cache_length < 2:
@@ -133,20 +156,22 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
     names = [spec.name for spec in setup.drafters]
     if len(set(names)) < len(names) or TARGET in names:
         raise ValueError(f"drafters need different names (not {TARGET!r}), got {', '.join(names)}; write NAME=SOURCE")
-    check_device(setup.device)
     space = span(setup)
+    check_device(setup.device)
     source = _resolve(setup, setup.target, tell)
     used = [spec for spec in setup.drafters if spec.name in space.models]
-    sources = {spec.name: _resolve(setup, spec.source, tell) for spec in used if _is_model(spec)}
-    module, tokenizer = _load(setup, source, setup.precision, tell), load_tokenizer(source)
+    sources = {spec.name: _resolve(setup, spec.source, tell) for spec in used if spec.is_model}
+    module, tokenizer = _load(setup, source, setup.precision, tell), _tokenizer(setup, source)
     target: LanguageModel = PlainModel(TARGET, module) if setup.plain else Model(TARGET, module)
     members = {
         spec.name: _drafter(setup, spec, sources.get(spec.name, source), target, tokenizer, tell) for spec in used
     }
-    limit = sequence_limit(module.config.get_text_config())
-    capacity = min(setup.cache_length, limit[0]) if limit else setup.cache_length
+    capacity, reason = _capacity(setup, target, members)
+    for plan in space:
+        if max(plan.windows, default=0) >= capacity:
+            raise ValueError(f"plan {plan} has a window of {max(plan.windows)}, the cache holds {capacity} ({reason})")
     clock = CudaClock() if setup.device.startswith("cuda") else WallClock()
-    chain = Chain(target, members, capacity=capacity, clock=clock)
+    chain = Chain(target, members, capacity=capacity, capacity_reason=reason, clock=clock)
     chain.prepare(space)
     controller = _controller(setup, space, members)
     generator = Generator(chain, controller, tokenizer, stop_token_ids(module, tokenizer))
@@ -161,21 +186,33 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
     return Assembly(generator, controller, space, tokenizer, profile, clock.now() - began)
 
 
+def _capacity(setup: Setup, target: LanguageModel, members: Mapping[str, LanguageModel | Drafter]) -> tuple[int, str]:
+    """Tokens that every model can hold, and what limits them."""
+    limits = [(setup.cache_length, "as asked for")]
+    for model in (target, *members.values()):
+        if isinstance(model, Model | PlainModel):
+            limit = sequence_limit(model.module.config.get_text_config(), rollback=not setup.plain)
+            limits += [(limit[0], f"{model.name}: {limit[1]}")] if limit else []
+    return min(limits, key=lambda limit: limit[0])
+
+
 def span(setup: Setup) -> PlanSpace:
     """The plans of a setup: the pinned one, or every chain of its models; plain decoding is always among them.
 
     Raises:
-        ValueError: the pinned plan names a model that is not there.
+        ValueError: the pinned plan has another target or names a model that is not there.
     """
     known = (TARGET, *(spec.name for spec in setup.drafters))
     if setup.plan is not None:
         for name in setup.plan.models:
             if name not in known:
                 raise ValueError(f"plan {setup.plan} names {name!r}; known are {', '.join(known)}")
+        if setup.plan.target != TARGET:
+            raise ValueError(f"a plan begins with {TARGET!r}, got {setup.plan}")
         return PlanSpace([setup.plan])
     if setup.plain:
         return PlanSpace([Plan((TARGET,))])
-    middles = [spec.name for spec in setup.drafters if not _is_lookup(spec)]
+    middles = [spec.name for spec in setup.drafters if not spec.is_lookup]
     return PlanSpace.grid(
         TARGET,
         known[1:],
@@ -189,39 +226,46 @@ def span(setup: Setup) -> PlanSpace:
 def _controller(setup: Setup, space: PlanSpace, members: dict[str, LanguageModel | Drafter]) -> Controller:
     lookups = tuple(name for name, member in members.items() if isinstance(member, LookupDrafter))
     policy = Fixed(setup.plan) if setup.plan is not None else None
-    return Controller(space, policy, CostModel(space, one_pass=lookups), seed=setup.seed)
-
-
-def _is_lookup(spec: DrafterSpec) -> bool:
-    return spec.source.partition(":")[0] == "lookup"
-
-
-def _is_model(spec: DrafterSpec) -> bool:
-    """Whether the source is a model of its own, neither lookup nor the target in another precision."""
-    return not _is_lookup(spec) and spec.source not in PRECISIONS
+    return Controller(space, policy, CostModel(space, one_pass=lookups), seed=setup.seed % 2**63)
 
 
 def _drafter(
     setup: Setup, spec: DrafterSpec, source: Path, target: LanguageModel, tokenizer: Any, tell: Progress
 ) -> LanguageModel | Drafter:
-    if _is_lookup(spec):
+    if spec.is_lookup:
         return _lookup(setup, spec, tokenizer, tell)
-    if not _is_model(spec):
+    if not spec.is_model:
         return Model(spec.name, _load(setup, source, spec.source, tell), target.vocab_size)
-    check_same_tokenizer(tokenizer, load_tokenizer(source), setup.target, spec.source)
+    check_same_tokenizer(tokenizer, _tokenizer(setup, source), setup.target, spec.source)
     return Model(spec.name, _load(setup, source, setup.precision, tell), target.vocab_size)
 
 
 def _lookup(setup: Setup, spec: DrafterSpec, tokenizer: Any, tell: Progress) -> LookupDrafter:
-    low, _, high = (spec.source.partition(":")[2] or "2-4").partition("-")
-    if not (low.isdecimal() and (high or low).isdecimal()):
-        raise ValueError(f"a lookup drafter is written lookup:MIN-MAX, got {spec.source!r}")
+    low, high = _ngram_range(spec.source)
     corpus = None
     if setup.corpus is not None:
         tell(f"count {setup.corpus.name}", None)
-        text = setup.corpus.read_text(encoding="utf-8")
+        try:
+            text = setup.corpus.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"the corpus {setup.corpus} is no UTF-8 text: {error}") from None
         corpus = CorpusCounts(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return LookupDrafter(spec.name, min_ngram=int(low), max_ngram=int(high or low), corpus=corpus)
+    return LookupDrafter(spec.name, min_ngram=low, max_ngram=high, corpus=corpus)
+
+
+def _ngram_range(source: str) -> tuple[int, int]:
+    """MIN and MAX of ``lookup`` or ``lookup:MIN-MAX``."""
+    found = re.fullmatch(r"lookup(?::(\d{1,3})-(\d{1,3}))?", source, re.ASCII)
+    if not found:
+        raise ValueError(f"a lookup drafter is written lookup or lookup:MIN-MAX, got {source!r}")
+    low, high = int(found[1] or 2), int(found[2] or 4)
+    if not 1 <= low <= high:
+        raise ValueError(f"the n-gram range must satisfy 1 <= min <= max, got {low} .. {high}")
+    return low, high
+
+
+def _tokenizer(setup: Setup, source: Path) -> Any:
+    return load_tokenizer(source, trust_remote_code=setup.trust_remote_code)
 
 
 def _resolve(setup: Setup, name: str, tell: Progress) -> Path:

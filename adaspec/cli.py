@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,9 @@ DEMO = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code. A foreseeable failure is one line on standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the text
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
@@ -65,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="adaspec", description="Speculative decoding that chooses drafter, chain depth and windows as it runs."
     )
+    parser.add_argument("--version", action="version", version=f"adaspec {version('adaspec')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     generate = commands.add_parser(
         "generate",
@@ -110,7 +116,11 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-depth", type=int, default=3, help="longest chain (default: %(default)s)")
     group.add_argument("--corpus", type=Path, metavar="FILE", help="text whose n-grams back the lookup drafter")
     group.add_argument("--plain", action="store_true", help="decode plainly, also a model that cannot be rolled back")
-    group.add_argument("--precision", default="fp16", help="of the weights: float32, fp16, int8 (default: %(default)s)")
+    group.add_argument(
+        "--precision",
+        default="fp16",
+        help="of the weights: float32, fp16, int8, stock (torch's own layers) (default: %(default)s)",
+    )
     group.add_argument("--device", default="cpu", help="cpu, cuda, ... (default: %(default)s)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: measured at the start)")
     group.add_argument("--cache-length", type=int, default=2048, help="tokens, prompt included (default: %(default)s)")
@@ -139,7 +149,7 @@ def _setup(arguments: argparse.Namespace) -> Setup:
     return Setup(
         target=arguments.target,
         drafters=tuple(DrafterSpec.parse(text) for text in arguments.drafter or ["lookup"]),
-        plan=Plan.parse(arguments.plan) if arguments.plan else None,
+        plan=None if arguments.plan is None else Plan.parse(arguments.plan),
         windows=_numbers("--windows", arguments.windows),
         inner_windows=_numbers("--inner-windows", arguments.inner_windows),
         max_depth=arguments.max_depth,
@@ -184,22 +194,31 @@ def _generate(arguments: argparse.Namespace) -> int:
         arguments.repetition_penalty,
         arguments.seed,
     )
-    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in arguments.prompts]
-    if any(not prompt for prompt in prompts):
-        raise ValueError("the prompt is empty")
+    if arguments.logprobs and not arguments.json:
+        raise ValueError("--logprobs needs --json")
+    if arguments.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is at least 1, got {arguments.max_new_tokens}")
+    if not all(arguments.stop):
+        raise ValueError("a stop string may not be empty")
     setup = _setup(arguments)
+    prompts = [_prompt(prompt) for prompt in arguments.prompts]
     text, notes = _consoles(arguments.json)
     with progress(notes) as tell:
         assembly = assemble(setup, tell)
-    reports = []
-    for prompt in prompts:
-        request = assembly.request(
+    requests = [
+        assembly.request(
             prompt,
             raw=arguments.raw,
             max_new_tokens=arguments.max_new_tokens,
             sampling=sampling,
             stop=tuple(arguments.stop),
         )
+        for prompt in prompts
+    ]
+    for request in requests:
+        assembly.generator.check([request])
+    reports = []
+    for request in requests:
         report = _answer(arguments, assembly, request, text, notes)
         reports.append(report)
         if report["finish_reason"] == "interrupted":
@@ -211,6 +230,19 @@ def _generate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _prompt(text: str) -> str:
+    """A prompt as given, or standard input for ``-``."""
+    if text == "-":
+        text = sys.stdin.read()
+    if not text:
+        raise ValueError("the prompt is empty")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the prompt is no UTF-8 text (at character {error.start})") from None
+    return text
+
+
 def _answer(
     arguments: argparse.Namespace, assembly: Assembly, request: Request, text: Console, notes: Console
 ) -> dict[str, Any]:
@@ -220,15 +252,16 @@ def _answer(
     generation = _stream(assembly, request, text, logprobs=arguments.logprobs)
     notes.print()
     notes.print(plan_table(plan_uses(generation, assembly.controller)))
-    notes.print(summary(generation))
+    notes.print(summary(generation), soft_wrap=True)
     comparison = None
     if arguments.compare and generation.completions[0].finish_reason != "interrupted":
         with progress(notes) as tell:
             comparison = compare(assembly.generator, request, generation, _candidates(assembly), tell)
         notes.print(comparison_table(generation, comparison))
         if comparison.texts_equal is False:
-            notes.print("the texts differ: a near-tie of two logits fell the other way, see the README", style="yellow")
-    return _report(generation, assembly, comparison)
+            notes.print("the texts differ: see 'Lossless' in the README, and please report it", style="yellow")
+    setting = {"target": arguments.target, "precision": arguments.precision, "seed": arguments.seed}
+    return setting | _report(generation, assembly, comparison)
 
 
 def _stream(assembly: Assembly, request: Request, console: Console, *, logprobs: bool = False) -> Generation:
@@ -322,10 +355,11 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 def _list_models(arguments: argparse.Namespace) -> int:
     from adaspec.decoding.store import conversions, known
-    from adaspec.terminal import model_table
+    from adaspec.terminal import model_lines
 
     text, _ = _consoles(False)
-    text.print(model_table(known(arguments.cache_dir), conversions(arguments.cache_dir)))
+    for entry in (*known(arguments.cache_dir), *conversions(arguments.cache_dir)):
+        text.print(model_lines(entry), soft_wrap=True)
     return 0
 
 

@@ -67,7 +67,7 @@ class Plan:
         """
         names, _, windows = text.strip().partition(":")
         try:
-            numbers = tuple(int(window) for window in windows.split(",")) if windows else ()
+            numbers = tuple(int(window.encode("ascii")) for window in windows.split(",")) if windows else ()
         except ValueError:
             raise ValueError(f"a plan reads like target/mid/draft:8,3, got {text!r}") from None
         try:

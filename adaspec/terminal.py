@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -58,7 +58,8 @@ class Stream:
             self._live.update(Text(""))
             self._live.stop()
             self._write(self._line)
-        self._write("\n")
+        if self._plans:
+            self._write("\n")
 
     def show(self, step: Step) -> None:
         """Shows what a round brought to row 0."""
@@ -133,12 +134,7 @@ def comparison_table(generation: Generation, comparison: Comparison) -> Table:
     return table
 
 
-def model_table(known: Sequence[Entry], converted: Sequence[Entry]) -> Table:
-    """The models of the store."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("name", "licence", "size", "origin", "where"):
-        table.add_column(name, overflow="fold")
-    for entry in (*known, *converted):
-        where = str(entry.path) if entry.path else "not fetched yet"
-        table.add_row(entry.name, entry.licence, f"{entry.size / 1e6:.0f} MB", entry.origin, where)
-    return table
+def model_lines(entry: Entry) -> Text:
+    """A model of the store: what it is on one line, where it lies on the next."""
+    where = str(entry.path) if entry.path else "not fetched yet"
+    return Text(f"{entry.name}  ({entry.size / 1e6:.0f} MB, licence {entry.licence}, from {entry.origin})\n  {where}")

@@ -10,8 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
 
 from adaspec.cli import main
 from adaspec.decoding.generate import Generator
@@ -19,26 +27,28 @@ from adaspec.decoding.generate import Generator
 TEXT = "the quick brown fox jumps over the lazy dog and runs along the river bank again and again " * 4
 
 
-def save_model(folder: Path, *, words: int = 300, seed: int = 0) -> Path:
-    """A tiny Llama with a byte-level BPE tokenizer of its own."""
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+def save_model(folder: Path, *, words: int = 300, config: PreTrainedConfig | None = None) -> Path:
+    """A tiny model (a Llama by default) with a byte-level BPE tokenizer of its own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=words, initial_alphabet=alphabet))
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=words,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    LlamaForCausalLM(config).eval().save_pretrained(folder)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config or LlamaConfig(**SIZES)).eval().save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     return folder
 
@@ -116,6 +126,18 @@ BAD = [
     (["--top-p", "1.5"], "1.5"),
     (["--precision", "int3"], "int3"),
     (["--threads", "0"], "got 0"),
+    (["--threads", "100000"], "got 100000"),
+    (["--windows", "1000"], "a window of 1000"),
+    (["--plan", "target/lookup:" + "9" * 20], "a window of " + "9" * 20),
+    (["--plan", ""], "''"),
+    (["--plan", "target/lookup:٣"], "target/mid/draft:8,3"),
+    (["--plain", "--plan", "target/lookup:4"], "excludes the plan"),
+    (["--logprobs"], "--json"),
+    (["--repetition-penalty", "1e-300"], "1e-300"),
+    (["--top-k", "9" * 20], "9" * 20),
+    (["--device", "meta"], "'meta'"),
+    (["--drafter", "lookup:4-2"], "4 .. 2"),
+    (["--drafter", "lookup:"], "lookup:MIN-MAX"),
     (["--stop", ""], "stop string"),
     (["--corpus", "/no/such/file"], "/no/such/file"),
     (["--device", "nowhere"], "nowhere"),
@@ -132,6 +154,75 @@ def test_bad_input_is_one_line_that_names_it(generate, capsys, options: list[str
     assert told in complaint
     assert captured.err.count("adaspec: ") == 1
     assert "Traceback" not in captured.err
+
+
+def test_a_bad_prompt_among_several_is_refused_before_any_is_answered(model: str, capsys) -> None:
+    assert main(["generate", "the fox", "a " * 400, "--target", model, "--json", "--threads", "1"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "the cache holds 256" in captured.err.splitlines()[-1]
+
+
+def test_a_prompt_that_is_no_utf8_is_refused(model: str, capsys) -> None:
+    assert main(["generate", "bytes \udcff", "--target", model]) == 2
+    assert "UTF-8" in capsys.readouterr().err
+
+
+def test_a_negative_seed_works(generate) -> None:
+    assert generate("--json", "--seed", "-1", "--temperature", "1") == 0
+
+
+def test_weights_that_are_missing_are_named_and_not_made_up(tmp_path: Path, capsys) -> None:
+    folder = save_model(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert main(["generate", "the fox", "--target", str(folder)]) == 2
+    assert "model.layers.1.mlp.up_proj.weight" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x08\0\0\0\0\0\0\0garbage!", b"\xff" * 64])
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_damaged_folder_is_one_line_that_names_it(tmp_path: Path, capsys, file: str, damage: bytes) -> None:
+    folder = save_model(tmp_path)
+    (folder / file).write_bytes(damage)
+    assert main(["generate", "the fox", "--target", str(folder)]) == 2
+    complaint = capsys.readouterr().err.splitlines()[-1]
+    assert complaint.startswith("adaspec: ")
+    assert str(folder) in complaint
+
+
+def test_plain_decodes_a_recurrent_model_and_a_long_sliding_window(tmp_path: Path, capsys) -> None:
+    for name, config in {
+        "mamba": MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, eos_token_id=None, bos_token_id=None),
+        "mistral": MistralConfig(**SIZES, sliding_window=16),
+    }.items():
+        folder = str(save_model(tmp_path / name, config=config))
+        command = ["generate", "the quick brown fox jumps", "--target", folder, "--max-new-tokens", "24", "--json"]
+        assert main(command) == 2
+        assert name in capsys.readouterr().err.splitlines()[-1].lower() or name == "mistral"
+        assert main([*command, "--plain"]) == 0
+        assert json.loads(capsys.readouterr().out)["tokens"] == 24
+
+
+def test_remote_code_runs_only_when_asked_for(tmp_path: Path, capsys) -> None:
+    folder = save_model(tmp_path)
+    trace = tmp_path / "it_ran"
+    (folder / "evil.py").write_text(
+        "import pathlib\nfrom transformers import LlamaConfig, LlamaForCausalLM\n"
+        f"pathlib.Path({str(trace)!r}).touch()\n"
+        "class EvilConfig(LlamaConfig):\n    model_type = 'evil'\n"
+        "class EvilModel(LlamaForCausalLM):\n    config_class = EvilConfig\n"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "model_type": "evil",
+        "auto_map": {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    assert main(["generate", "the fox", "--target", str(folder)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("adaspec: ")
+    assert not trace.exists()
 
 
 def test_an_empty_prompt_is_refused(model: str, capsys) -> None:

@@ -71,6 +71,7 @@ class Chain:
         target: its ``name`` is the first model of every plan.
         drafters: models (which may also stand in the middle of a chain) and other drafters, by their name in plans.
         capacity: cache length in tokens, prompt and new tokens together.
+        capacity_reason: what the capacity comes from, for the error of a longer request.
 
     Raises:
         ValueError: vocabularies of different size, or a drafter with the target's name.
@@ -82,12 +83,14 @@ class Chain:
         drafters: Mapping[str, LanguageModel | Drafter],
         *,
         capacity: int = 4096,
+        capacity_reason: str = "",
         clock: WallClock | None = None,
     ) -> None:
         if target.name in drafters:
             raise ValueError(f"a drafter has the target's name {target.name!r}")
         self.target = target
         self.capacity = capacity
+        self._capacity_reason = f" ({capacity_reason})" if capacity_reason else ""
         self.members: dict[str, LanguageModel | Drafter] = {target.name: target, **drafters}
         self._clock = clock or WallClock()
         for name, member in self.members.items():
@@ -146,8 +149,8 @@ class Chain:
         if model.rollback_obstacle:
             raise ValueError(f"{model.name} can only decode plainly: {model.rollback_obstacle}")
 
-    def start(self, sequences: Sequences, *, watch: Watch | None = None, logprobs: bool = False) -> None:
-        """Takes in a batch and feeds the target all but the last token of each prompt.
+    def check(self, sequences: Sequences) -> None:
+        """Tells whether a batch fits.
 
         Raises:
             ValueError: a row needs more tokens than the cache holds; both numbers are named.
@@ -157,8 +160,16 @@ class Chain:
             row = needs.index(sequences.capacity)
             raise ValueError(
                 f"prompt and new tokens need {sequences.capacity} tokens (prompt {row} has "
-                f"{len(sequences.prompts[row])}), the cache holds {self.capacity}"
+                f"{len(sequences.prompts[row])}), the cache holds {self.capacity}{self._capacity_reason}"
             )
+
+    def start(self, sequences: Sequences, *, watch: Watch | None = None, logprobs: bool = False) -> None:
+        """Takes in a batch and feeds the target all but the last token of each prompt.
+
+        Raises:
+            ValueError: see ``check``.
+        """
+        self.check(sequences)
         device, size = self.target.device, len(sequences.prompts)
         buffer = TokenBuffer(size, sequences.capacity, device)
         for row, prompt in enumerate(sequences.prompts):
@@ -264,9 +275,10 @@ class Chain:
         return measured
 
     def _time(self, model: LanguageModel, query_len: int, batch_size: int, repeats: int) -> Pass:
-        buffer = TokenBuffer(batch_size, PROFILE_CONTEXT + query_len, model.device)
+        context = max(1, min(PROFILE_CONTEXT, self.capacity - query_len))
+        buffer = TokenBuffer(batch_size, context + query_len, model.device)
         buffer.tokens[:] = torch.arange(buffer.tokens.shape[1]) % model.vocab_size
-        start = torch.full((batch_size,), PROFILE_CONTEXT, device=model.device)
+        start = torch.full((batch_size,), context, device=model.device)
         buffer.lengths = start + query_len
         active = torch.ones(batch_size, dtype=torch.bool, device=model.device)
         model.start(batch_size, buffer.capacity)
@@ -275,7 +287,7 @@ class Chain:
             model.rollback(start)
             model.logits(buffer, start, query_len, active)
         seconds = statistics.median(each.seconds for each in self._clock.drain()[0])
-        return Pass(model.name, query_len, batch_size, PROFILE_CONTEXT, seconds)
+        return Pass(model.name, query_len, batch_size, context, seconds)
 
 
 def _logprobs(verdict: Verdict) -> list[list[float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -14,19 +15,29 @@ def check_device(name: str) -> None:
         ValueError: an unknown device, or one that is not there.
     """
     try:
-        torch.empty(1, device=name)
+        torch.zeros(1, device=name).item()
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def check_threads(count: int) -> None:
+    """Tells whether a number of CPU threads makes sense.
+
+    Raises:
+        ValueError: below 1, or more than four per core.
+    """
+    most = 4 * (os.cpu_count() or 1)
+    if not 1 <= count <= most:
+        raise ValueError(f"the number of threads lies in 1 .. {most} here, got {count}")
 
 
 def use_threads(count: int) -> None:
     """Sets the number of CPU threads of torch.
 
     Raises:
-        ValueError: below 1.
+        ValueError: below 1, or far more than there are cores.
     """
-    if count < 1:
-        raise ValueError(f"the number of threads is at least 1, got {count}")
+    check_threads(count)
     torch.set_num_threads(count)
 
 

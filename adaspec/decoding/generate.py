@@ -104,6 +104,24 @@ class Generator:
         self._tokenizer = tokenizer
         self.stop_ids = tuple(stop_ids)
 
+    def check(self, requests: Sequence[Request]) -> None:
+        """Tells whether ``requests`` can be decoded as one batch.
+
+        Raises:
+            ValueError: an empty prompt or stop string, no token to generate, or a request longer than the cache.
+        """
+        self.chain.check(self._sequences(requests))
+        for request in requests:
+            TextStream(self._tokenizer, request.stop)
+
+    def _sequences(self, requests: Sequence[Request]) -> Sequences:
+        return Sequences(
+            tuple(request.prompt for request in requests),
+            tuple(request.sampling for request in requests),
+            tuple(request.max_new_tokens for request in requests),
+            (self.stop_ids,) * len(requests),
+        )
+
     def stream(
         self,
         requests: Sequence[Request],
@@ -120,12 +138,7 @@ class Generator:
         chooser = controller or self.controller
         texts = [TextStream(self._tokenizer, request.stop) for request in requests]
         self.chain.start(
-            Sequences(
-                tuple(request.prompt for request in requests),
-                tuple(request.sampling for request in requests),
-                tuple(request.max_new_tokens for request in requests),
-                (self.stop_ids,) * len(requests),
-            ),
+            self._sequences(requests),
             watch=lambda row, tokens: texts[row].push(tokens),
             logprobs=logprobs,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from transformers.utils import logging as hf_logging
 from adaspec.decoding.attention import register as register_attention
 from adaspec.decoding.cache import KVCache
 from adaspec.decoding.language_model import LanguageModel
-from adaspec.decoding.packed import pack
+from adaspec.decoding.packed import PRECISIONS, pack
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # the forward's argument: 5.24 on, before, state spaces
 FULL_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
@@ -178,14 +180,17 @@ def rollback_obstacle(module: Any) -> str | None:
     return None
 
 
-def sequence_limit(config: Any) -> tuple[int, str] | None:
-    """The longest sequence a model can hold with rollback, and what limits it; None: nothing does."""
+def sequence_limit(config: Any, *, rollback: bool = True) -> tuple[int, str] | None:
+    """The longest sequence a model can hold, and what limits it; None: nothing does.
+
+    ``rollback``: the cache must be able to go back, which a sliding window shorter than the sequence prevents.
+    """
     limits = []
     if getattr(config, "max_position_embeddings", None):
         limits.append((int(config.max_position_embeddings), "its number of positions"))
     types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
-    if window and (types is None or set(types) & set(SLIDING_ATTENTION)):
+    if rollback and window and (types is None or set(types) & set(SLIDING_ATTENTION)):
         limits.append((int(window), "its sliding window (a longer sequence could not be rolled back)"))
     return min(limits, default=None)
 
@@ -201,33 +206,68 @@ def load_module(
         precision: on a CPU one of ``packed.PRECISIONS``; on a GPU "fp16", "bf16" or "float32".
         trust_remote_code: run code that comes with the weights. Off: such a model is refused.
 
+    A model that cannot be rolled back (and so only decodes plainly) keeps its stock layers.
+
     Raises:
-        ValueError, OSError: as `transformers` tells, when the source cannot be loaded.
+        ValueError: an unknown precision, or a source that cannot be loaded: the reason is told in one line.
     """
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     on_cpu = torch.device(device).type == "cpu"
-    dtypes = {"fp16": torch.float16, "bf16": torch.bfloat16, "float32": torch.float32, "stock": torch.float32}
-    if not on_cpu and precision not in dtypes:
-        raise ValueError(f"precision on {device} is one of {', '.join(dtypes)}, got {precision!r}")
-    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-    softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
-    implementation = register_attention() if on_cpu else "eager" if softcap else "sdpa"
-    module: nn.Module = AutoModelForCausalLM.from_pretrained(
-        source,
-        config=config,
-        dtype=torch.float32 if on_cpu else dtypes[precision],
-        trust_remote_code=trust_remote_code,
-        use_safetensors=True,
-        attn_implementation=implementation,
-    )
-    module = module.eval().requires_grad_(False)
-    return pack(module, precision) if on_cpu else module.to(device)
+    dtype = check_precision(precision, device)
+    with _told(f"cannot load the model {source}"):
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+        module, report = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            attn_implementation=register_attention() if on_cpu else "eager" if softcap else "sdpa",
+            output_loading_info=True,
+        )
+    missing = sorted(map(str, (*report["missing_keys"], *report["mismatched_keys"])))
+    if missing:
+        raise ValueError(f"{source} lacks {len(missing)} of the model's weights, {missing[0]} for one")
+    loaded: nn.Module = module.eval().requires_grad_(False)
+    if not on_cpu:
+        return loaded.to(device)
+    return loaded if rollback_obstacle(module) else pack(loaded, precision)
+
+
+def check_precision(precision: str, device: str) -> torch.dtype:
+    """The type that weights are loaded in for a precision on a device.
+
+    Raises:
+        ValueError: a precision that the device does not have.
+    """
+    on_gpu = {"fp16": torch.float16, "bf16": torch.bfloat16, "float32": torch.float32}
+    known = dict.fromkeys(PRECISIONS, torch.float32) if device == "cpu" else on_gpu
+    if precision not in known:
+        raise ValueError(f"precision on {device} is one of {', '.join(known)}, got {precision!r}")
+    return known[precision]
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turns whatever the libraries raise over a foreign file into one line that names it."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{what}: {str(error) or type(error).__name__}") from error
 
 
 def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer that belongs to a model folder or hub name."""
-    return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    """The tokenizer that belongs to a model folder or hub name.
+
+    Raises:
+        ValueError: it cannot be loaded; the reason is told in one line.
+    """
+    with _told(f"cannot load the tokenizer of {source}"):
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
 
 
 def check_same_tokenizer(

@@ -34,14 +34,14 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature is a finite number of at least 0, got {self.temperature}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k is at least 0 (0: off), got {self.top_k}")
+        if not 0 <= self.top_k < 2**31:
+            raise ValueError(f"top_k is at least 0 (0: off) and below 2**31, got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p lies in (0, 1], got {self.top_p}")
         if not 0.0 <= self.min_p <= 1.0:
             raise ValueError(f"min_p lies in [0, 1], got {self.min_p}")
-        if not 0.0 < self.repetition_penalty < float("inf"):
-            raise ValueError(f"repetition_penalty is a finite number above 0, got {self.repetition_penalty}")
+        if not 0.01 <= self.repetition_penalty <= 100.0:
+            raise ValueError(f"repetition_penalty lies in [0.01, 100], got {self.repetition_penalty}")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed is a 64-bit integer, got {self.seed}")
 
