@@ -87,6 +87,10 @@ def _pip_reason(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     reason = (errors or lines or ["pip gave no reason"])[-1]
+    if reason == "Exception:":  # the head of a traceback, whose last line says more
+        reason = lines[-1]
+    if full := next((line for line in reversed(lines) if "No space left" in line), None):
+        return full
     if "from versions: none" in log:
         return f"{reason} (is a package index within reach?)"
     if "No module named pip" in reason:

@@ -60,6 +60,8 @@ class GGUFFile:
     @classmethod
     def read(cls, path: Path) -> GGUFFile:
         size = path.stat().st_size
+        if not size:
+            raise ValueError("is empty")
         with path.open("rb") as stream:
             header = _Header(stream, size)
             if header.take(4) != b"GGUF":
@@ -118,6 +120,8 @@ class _Header:
         return self.scalar(SCALARS[kind])
 
     def array(self, kind: int, count: int) -> list[Any]:
+        if kind == ARRAY:
+            raise ValueError(f"is broken: an array of arrays at byte {self.position}")
         if kind in SCALARS:
             width = struct.calcsize("<" + SCALARS[kind])
             return [value for (value,) in struct.iter_unpack("<" + SCALARS[kind], self.take(width * count))]

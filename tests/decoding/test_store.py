@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import struct
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from filelock import FileLock
 from tiny_gguf import random_model, write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from adaspec.decoding import store
+from adaspec.decoding import fetch, store
 from adaspec.decoding.fetch import Package
 from adaspec.decoding.store import StoreError, conversions, known, resolve
 
@@ -44,10 +45,40 @@ def test_converted_once_by_content(llama_file, tmp_path):
     assert left(tmp_path) == [first.name]
 
 
-def test_a_damaged_conversion_is_made_again(llama_file, tmp_path):
-    folder = resolve(str(llama_file), cache_dir=tmp_path)
-    (folder / "model.safetensors").unlink()
-    assert (resolve(str(llama_file), cache_dir=tmp_path) / "model.safetensors").is_file()
+@pytest.mark.parametrize("damage", [None, b"", b"{}", b"[1", b"x" * 40])
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json", "adaspec.json"])
+def test_a_damaged_conversion_is_not_listed_and_made_again(llama_file, tmp_path, file, damage):
+    damaged = resolve(str(llama_file), cache_dir=tmp_path) / file
+    whole = damaged.stat().st_size
+    damaged.unlink()
+    if damage is not None:
+        damaged.write_bytes(damage)
+    assert conversions(tmp_path) == ()
+    assert (resolve(str(llama_file), cache_dir=tmp_path) / file).stat().st_size == whole
+    assert len(conversions(tmp_path)) == 1
+
+
+def test_deeply_nested_and_empty_headers_are_one_line(tmp_path):
+    nested = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q1sI", 1, b"a", 9)
+    path = tmp_path / "deep.gguf"
+    path.write_bytes(nested + struct.pack("<IQ", 9, 1) * 100_000)
+    with pytest.raises(StoreError, match=r"deep\.gguf is broken: an array of arrays"):
+        resolve(str(path), cache_dir=tmp_path)
+    path.write_bytes(b"")
+    with pytest.raises(StoreError, match=r"deep\.gguf is empty"):
+        resolve(str(path), cache_dir=tmp_path)
+
+
+def test_a_full_disk_is_what_is_told(tmp_path):
+    log = "ERROR: Exception:\nTraceback (most recent call last):\nOSError: [Errno 28] No space left on device"
+    assert "No space left on device" in fetch._pip_reason(log)
+    assert fetch._pip_reason("ERROR: Exception:\nTraceback\nValueError: odd") == "ValueError: odd"
+
+
+@pytest.mark.parametrize("name", ["", "~nobody_of_this_name/model"])
+def test_names_that_are_no_path(name, tmp_path):
+    with pytest.raises(StoreError):
+        resolve(name, cache_dir=tmp_path)
 
 
 def test_two_processes_convert_once(llama_file, tmp_path):
