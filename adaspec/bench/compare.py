@@ -126,10 +126,16 @@ def _line(number: int, row: Mapping[str, Any]) -> str:
     return f"{number:3d} {row['kind']:<12} {row['tokens']:4d} tokens  {rates}  {same}"
 
 
+def _bare(word: str) -> str:
+    """An argument without the folders of this machine."""
+    name, sign, path = word.rpartition("=")
+    return f"{name}{sign}{Path(path).name}" if Path(path).exists() else word
+
+
 def _summary(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
     names = list(rows[0]["speedup"]) if rows else []
     return {
-        "command": " ".join(["python -m adaspec.bench.compare", *sys.argv[1:]]),
+        "command": " ".join(["python -m adaspec.bench.compare", *(_bare(word) for word in sys.argv[1:])]),
         "threads": torch.get_num_threads(),
         "median_speedup": {name: statistics.median(row["speedup"][name] for row in rows) for name in names},
         "median_tokens_per_second": {

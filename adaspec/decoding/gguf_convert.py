@@ -55,11 +55,15 @@ class Dims:
         head_dim = meta.number("attention.key_length", hidden // max(heads, 1))
         if (rotated := meta.number("rope.dimension_count", head_dim)) != head_dim:
             raise ValueError(f"rotates {rotated} of {head_dim} dimensions of a head, which is not supported")
+        if head_dim % 2:
+            raise ValueError(f"has heads of {head_dim} dimensions, an even number is needed")
         if "token_embd.weight" not in file.tensors:
             raise ValueError("holds no tensor 'token_embd.weight'")
+        if (layers := meta.number("block_count")) > len(file.tensors):
+            raise ValueError(f"is broken: {layers} layers, but {len(file.tensors)} tensors")
         return cls(
             architecture,
-            layers=meta.number("block_count"),
+            layers=layers,
             hidden=hidden,
             inner=meta.number("feed_forward_length"),
             heads=heads,
@@ -75,12 +79,12 @@ class Dims:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor to write: its new name, where it comes from, its shape, its type, and the order of its rows."""
+    """One tensor to write: its new name, where it comes from, its shape, and the size of a head to be reordered."""
 
     name: str
     source: str
     shape: tuple[int, ...]
-    order: NDArray[np.intp] | None = None
+    rotated: int | None = None
 
 
 def convert(source: Path, folder: Path, progress: Progress) -> Mapping[str, Any]:
@@ -89,6 +93,18 @@ def convert(source: Path, folder: Path, progress: Progress) -> Mapping[str, Any]
     Raises:
         ValueError: whatever keeps the file from being converted, as the end of a sentence that starts with its name.
     """
+    try:
+        file, weights = _write_all_but_weights(source, folder)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # a header can be wrong in more ways than anyone foresees; tokenizers raises a bare one
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise ValueError(f"is broken: {type(error).__name__}: {reason}") from error
+    _write_safetensors(file, weights, folder / "model.safetensors", progress)
+    return file.metadata
+
+
+def _write_all_but_weights(source: Path, folder: Path) -> tuple[GGUFFile, tuple[Weight, ...]]:
     file = GGUFFile.read(source)
     dims = Dims.of(file)
     weights = tuple(plan_weights(dims))
@@ -96,8 +112,7 @@ def convert(source: Path, folder: Path, progress: Progress) -> Mapping[str, Any]
     write_tokenizer(file.metadata, folder)
     _write_json(folder / "config.json", model_config(dims, file.metadata))
     _write_json(folder / "generation_config.json", _token_ids(file.metadata))
-    _write_safetensors(file, weights, folder / "model.safetensors", progress)
-    return file.metadata
+    return file, weights
 
 
 def plan_weights(dims: Dims) -> Iterator[Weight]:
@@ -115,9 +130,9 @@ def _layer(dims: Dims, to: str, source: str) -> Iterator[Weight]:
     wide, narrow = (dims.inner, dims.hidden), (dims.hidden, dims.inner)
     yield Weight(f"{to}input_layernorm.weight", f"{source}attn_norm.weight", (dims.hidden,))
     for letter, rows in (("q", queries), ("k", keys), ("v", keys)):
-        order = rotary_order(rows, dims.head_dim) if dims.architecture == "llama" and letter != "v" else None
+        rotated = dims.head_dim if dims.architecture == "llama" and letter != "v" else None
         name, of = f"{to}self_attn.{letter}_proj", f"{source}attn_{letter}"
-        yield Weight(f"{name}.weight", f"{of}.weight", (rows, dims.hidden), order)
+        yield Weight(f"{name}.weight", f"{of}.weight", (rows, dims.hidden), rotated)
         if dims.architecture == "qwen2":
             yield Weight(f"{name}.bias", f"{of}.bias", (rows,))
         if dims.architecture == "qwen3" and letter != "v":
@@ -182,7 +197,7 @@ class _Meta:
 
     def real(self, key: str, default: float | None = None) -> float:
         value = self.metadata.get(f"{self.architecture}.{key}", default)
-        if not isinstance(value, float) or not value > 0:
+        if not isinstance(value, float) or not 0 < value <= LIMITS["F32"]:
             raise ValueError(f"has {self.architecture}.{key} = {value!r}, a positive number is needed")
         return float(str(np.float32(value)))  # 9.999999747378752e-06 was meant to be 1e-05
 
@@ -244,8 +259,9 @@ def _blocks(file: GGUFFile, weight: Weight) -> Iterator[NDArray[Any]]:
     """Yields a weight's rows in the type they are stored in."""
     tensor = file.tensors[weight.source]
     dtype = _dtype(tensor)
+    order = rotary_order(tensor.rows, weight.rotated) if weight.rotated else None
     try:
-        for rows in file.rows(tensor, weight.order):
+        for rows in file.rows(tensor, order):
             if not (rows.max() <= LIMITS[dtype] and rows.min() >= -LIMITS[dtype]):  # NaN fails as well
                 raise ValueError(f"holds values that {dtype} cannot hold in tensor {weight.source!r}")
             yield np.ascontiguousarray(rows.astype(DTYPES[dtype], copy=False))

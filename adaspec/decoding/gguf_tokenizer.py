@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.pre_tokenizers import PreTokenizer
@@ -26,13 +26,22 @@ PIECES = (
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 ENDINGS = {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>"}
+Value = TypeVar("Value")
 ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 
 
 def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     """The ids of bos, eos, pad and unk, as far as the file names them."""
-    found = {role: metadata.get(f"tokenizer.ggml.{key}_token_id") for role, key in ROLES.items()}
-    return {role: int(token) for role, token in found.items() if token is not None}
+    found = {role: _token_id(metadata, key) for role, key in ROLES.items()}
+    return {role: token for role, token in found.items() if token is not None}
+
+
+def _token_id(metadata: Mapping[str, Any], key: str) -> int | None:
+    name, size = f"tokenizer.ggml.{key}_token_id", len(metadata["tokenizer.ggml.tokens"])
+    token = metadata.get(name)
+    if token is not None and not (isinstance(token, int) and 0 <= token < size):
+        raise ValueError(f"is broken: {name} = {token!r}, its vocabulary has {size} tokens")
+    return token
 
 
 def stop_ids(metadata: Mapping[str, Any]) -> list[int]:
@@ -40,10 +49,10 @@ def stop_ids(metadata: Mapping[str, Any]) -> list[int]:
 
     A chat model ends a turn with one token and a document with another, and a GGUF names only one of them as eos.
     """
-    named = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    named = [_token_id(metadata, key) for key in ("eos", "eot", "eom")]
     kinds = zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"])
     ending = [index for index, (text, kind) in enumerate(kinds) if kind == CONTROL and text in ENDINGS]
-    return list(dict.fromkeys([int(token) for token in named if token is not None] + ending))
+    return list(dict.fromkeys([token for token in named if token is not None] + ending))
 
 
 def write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
@@ -69,9 +78,11 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     if family != "gpt2":
         raise ValueError(f"has a tokenizer of kind {family!r}, only 'gpt2' (byte-level BPE) can be converted")
     splitter = _splitter(pre)
-    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    tokens, kinds = _listed(metadata, "tokens", str), _listed(metadata, "token_type", int)
+    if len(tokens) != len(kinds):
+        raise ValueError(f"is broken: {len(tokens)} tokens, but {len(kinds)} token types")
     vocab = {text: index for index, (text, kind) in enumerate(zip(tokens, kinds)) if kind != UNUSED}
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    merges = [(left, right) for left, _, right in (text.partition(" ") for text in _listed(metadata, "merges", str))]
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in LLAMA3))
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.ByteLevel()
@@ -80,6 +91,13 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     tokenizer.add_tokens([_added(text, kind) for text, kind in zip(tokens, kinds) if kind in ADDED])
     tokenizer.post_processor = _post_processor(metadata, pre)
     return tokenizer
+
+
+def _listed(metadata: Mapping[str, Any], key: str, kind: type[Value]) -> list[Value]:
+    values = metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise ValueError(f"is broken: tokenizer.ggml.{key} is no list of {kind.__name__}")
+    return values
 
 
 def _added(text: str, kind: int) -> AddedToken:
@@ -105,7 +123,8 @@ def _post_processor(metadata: Mapping[str, Any], pre: str) -> processors.PostPro
     trim = processors.ByteLevel(trim_offsets=False)
     if not metadata.get("tokenizer.ggml.add_bos_token", pre in LLAMA3):
         return trim
-    index = special_ids(metadata)["bos"]
+    if (index := special_ids(metadata).get("bos")) is None:
+        raise ValueError("is broken: it asks for a bos token but names none")
     bos = metadata["tokenizer.ggml.tokens"][index]
     special = [(bos, index)]
     template = processors.TemplateProcessing(single=f"{bos} $A", pair=f"{bos} $A {bos} $B:1", special_tokens=special)

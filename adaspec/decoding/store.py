@@ -20,6 +20,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
+from safetensors import SafetensorError, safe_open
 
 from adaspec.decoding.fetch import Package, StoreError, download_snapshot, download_wheel, extract_gguf
 from adaspec.decoding.gguf_convert import Progress, convert
@@ -125,7 +126,28 @@ def check_folder(folder: Path) -> Path:
     for shard in _shards(folder):
         if not (folder / shard).is_file():
             raise StoreError(f"{folder} lacks {shard}, which its index names")
+    for path in _weights(folder):
+        _check_header(path)
     return folder
+
+
+def _weights(folder: Path) -> list[Path]:
+    """The files that are loaded; others may lie beside them, such as the ``._*`` of a Mac."""
+    named = [folder / shard for shard in _shards(folder)]
+    whole = folder / "model.safetensors"
+    return [whole] if whole.is_file() else named or sorted(folder.glob("[!.]*.safetensors"))
+
+
+def _check_header(path: Path) -> None:
+    """Reads the header, which says how long the file has to be."""
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except SafetensorError as error:
+        reason = (str(error).strip() or "unreadable").splitlines()[0]
+        raise StoreError(f"{path} is truncated or no safetensors: {reason}") from None
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _shards(folder: Path) -> list[str]:
@@ -134,7 +156,7 @@ def _shards(folder: Path) -> list[str]:
         return []
     try:
         return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise StoreError(f"{index} is no index of safetensors") from None
 
 
@@ -181,7 +203,8 @@ def _store(gguf: Path, digest: str, cache: Path, work: Path, origin: str, tell: 
     }
     (folder / SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
     final = cache / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', gguf.stem).lstrip('.') or 'model'}-{_key(digest)}"
-    shutil.rmtree(final, ignore_errors=True)  # a damaged one: an intact one would have been taken
+    for damaged in _folders(cache, digest):  # this process holds the lock and found none of them intact
+        damaged.rename(work / damaged.name)  # which is removed with the workspace
     return folder.rename(final)
 
 
@@ -215,18 +238,23 @@ def _locked(path: Path, tell: Progress) -> Iterator[None]:
 
 def _converted(cache: Path, digest: str) -> Path | None:
     """The finished folder of a content, whatever its file was called."""
-    return next((folder for folder in cache.glob(f"[!.]*-{_key(digest)}") if _intact(folder)), None)
+    return next((folder for folder in _folders(cache, digest) if _intact(folder)), None)
+
+
+def _folders(cache: Path, digest: str) -> list[Path]:
+    return sorted(cache.glob(f"[!.]*-{_key(digest)}"))
 
 
 def _intact(folder: Path) -> dict[str, Any] | None:
     """What a finished folder says of itself, None when a file of it is missing, cut or not even described."""
     try:
         source: dict[str, Any] = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
-        sizes = source["sizes"].items()
-        whole = {"sha256", "origin", "licence"} <= set(source) and all(
-            (folder / name).stat().st_size == size for name, size in sizes
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        described = all(isinstance(source[key], str) for key in ("sha256", "origin", "licence"))
+        sizes = source["sizes"]
+        described &= sizes.keys() >= {"config.json", "model.safetensors", "tokenizer.json"}
+        whole = described and all((folder / name).stat().st_size == size for name, size in sizes.items())
+        check_folder(folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return source if whole else None
 

@@ -1,5 +1,7 @@
 """The conversion of GGUF files that the tests write themselves, against the weights they were written from."""
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
@@ -130,6 +132,30 @@ def test_what_cannot_be_converted_is_refused(change, message, llama, tmp_path):
     path = write_gguf(tmp_path / "m.gguf", llama, **change)
     with pytest.raises(StoreError, match=message):
         resolve(str(path), cache_dir=tmp_path)
+    assert not list((tmp_path / "models").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokenizer.ggml.tokens": None}, "is broken: tokenizer.ggml.tokens is no list of str"),
+        ({"tokenizer.ggml.token_type": [1]}, "is broken: .* but 1 token types"),
+        ({"tokenizer.ggml.merges": ["q zz"]}, "is broken: Exception: .*out of vocabulary"),
+        ({"tokenizer.ggml.eos_token_id": -3}, "is broken: tokenizer.ggml.eos_token_id = -3"),
+        ({"tokenizer.ggml.eos_token_id": 10**9}, "is broken: tokenizer.ggml.eos_token_id = 1000000000"),
+        ({"general.architecture": ["llama"]}, "is broken: TypeError"),
+        ({"llama.rope.freq_base": 1e300}, "freq_base = 1e\\+300"),
+        ({"llama.block_count": 2**62}, "is broken: .* layers, but"),
+        ({"llama.attention.head_count": 2**60}, "with shape"),
+        ({"llama.attention.key_length": 15, "llama.rope.dimension_count": 15}, "an even number"),
+    ],
+)
+def test_wrong_metadata_is_one_line(change, message, llama_file, tmp_path, monkeypatch):
+    file = GGUFFile.read(llama_file)
+    changed = replace(file, metadata=dict(file.metadata) | change)
+    monkeypatch.setattr(GGUFFile, "read", lambda path: changed)
+    with pytest.raises(StoreError, match=rf"^tiny.gguf [^\n]*{message}[^\n]*$"):
+        resolve(str(llama_file), cache_dir=tmp_path)
     assert not list((tmp_path / "models").rglob("*.safetensors"))
 
 

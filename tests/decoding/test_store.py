@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -9,9 +10,11 @@ import threading
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from filelock import FileLock
+from safetensors.numpy import save_file
 from tiny_gguf import random_model, write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -23,6 +26,10 @@ from adaspec.decoding.store import StoreError, conversions, known, resolve
 @pytest.fixture(scope="module")
 def llama_file(tmp_path_factory):
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", random_model("llama"))
+
+
+def weights(path):
+    save_file({"a": np.zeros(4, np.float32)}, path)
 
 
 def left(cache):
@@ -58,6 +65,39 @@ def test_a_damaged_conversion_is_not_listed_and_made_again(llama_file, tmp_path,
     assert len(conversions(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("text", ["{", "{}", "[]", "null", '{"sizes": {}}', "[" * 100_000])
+def test_a_folder_without_a_description_is_not_listed(text, llama_file, tmp_path):
+    folder = resolve(str(llama_file), cache_dir=tmp_path)
+    (folder / "adaspec.json").write_text(text)
+    assert conversions(tmp_path) == ()
+    source = {"sha256": ["a"], "origin": 1, "licence": None, "sizes": {}}
+    (folder / "adaspec.json").write_text(json.dumps(source))
+    assert conversions(tmp_path) == ()
+
+
+def test_a_damaged_folder_of_another_name_goes(llama_file, tmp_path):
+    folder = resolve(str(llama_file), cache_dir=tmp_path)
+    (folder / "config.json").unlink()
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(llama_file.read_bytes())
+    made = resolve(str(copy), cache_dir=tmp_path)
+    assert made != folder
+    assert left(tmp_path) == [made.name]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl")
+def test_pip_ends_with_a_killed_parent(tmp_path):
+    (tmp_path / "pip.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(30)")
+    code = "import os, subprocess, sys, time; from adaspec.decoding.fetch import PIP\n"
+    code += "subprocess.Popen([sys.executable, '-P', '-c', PIP, str(os.getpid())]); time.sleep(30)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) as parent:
+        child = int(parent.stdout.readline())
+        assert child != parent.pid
+        parent.kill()
+        parent.communicate(timeout=10)  # the pipe ends when the child, which has it too, is gone
+
+
 def test_deeply_nested_and_empty_headers_are_one_line(tmp_path):
     nested = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q1sI", 1, b"a", 9)
     path = tmp_path / "deep.gguf"
@@ -75,9 +115,11 @@ def test_a_full_disk_is_what_is_told(tmp_path):
     assert fetch._pip_reason("ERROR: Exception:\nTraceback\nValueError: odd") == "ValueError: odd"
 
 
-@pytest.mark.parametrize("name", ["", "~nobody_of_this_name/model"])
-def test_names_that_are_no_path(name, tmp_path):
-    with pytest.raises(StoreError):
+@pytest.mark.parametrize(
+    ("name", "message"), [("", "needs a name"), ("~nobody_of_this_name/x", "no such user"), ("a\0b", "unknown model")]
+)
+def test_names_that_are_no_path(name, message, tmp_path):
+    with pytest.raises(StoreError, match=message):
         resolve(name, cache_dir=tmp_path)
 
 
@@ -224,7 +266,7 @@ def test_hub_name_that_is_on_this_machine(tmp_path, monkeypatch):
     refs.mkdir()
     (refs / "main").write_text(commit)
     (snapshot / "config.json").touch()
-    (snapshot / "model.safetensors").touch()
+    weights(snapshot / "model.safetensors")
     assert resolve("org/name", offline=True) == snapshot
     assert resolve(f"org/name@{commit}", offline=True) == snapshot
 
@@ -244,8 +286,23 @@ def test_incomplete_folders(files, message, tmp_path):
     with pytest.raises(StoreError, match=message):
         resolve(str(tmp_path))
     (tmp_path / "config.json").touch()
-    (tmp_path / "model.safetensors").touch()
+    weights(tmp_path / "model.safetensors")
     assert resolve(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("damage", [lambda _: b"", lambda whole: whole[:-1], lambda _: b"\xff" * 90, lambda _: b"[]"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_damaged_safetensors_are_named(damage, sharded, tmp_path):
+    path = tmp_path / ("model-1.safetensors" if sharded else "model.safetensors")
+    (tmp_path / "config.json").touch()
+    (tmp_path / "._other.safetensors").write_bytes(b"of a Mac")
+    if sharded:
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": path.name}}))
+    weights(path)
+    assert resolve(str(tmp_path)) == tmp_path
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(StoreError, match=rf"{path.name} is truncated or no safetensors: [^\n]+$"):
+        resolve(str(tmp_path))
 
 
 def test_a_missing_shard_is_named(tmp_path):
