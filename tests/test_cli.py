@@ -265,10 +265,13 @@ def test_interruption_keeps_what_was_generated(generate, capsys, monkeypatch: py
 
 
 def test_a_real_interrupt_while_passes_are_timed_or_text_is_generated_ends_in_one_line(model: str) -> None:
-    command = [sys.executable, "-m", "adaspec", "generate", "the", "--target", model, "--threads", "1"]
-    with subprocess.Popen(
-        [*command, "--max-new-tokens", "240"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    program = (
+        "import signal, sys; from adaspec.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs start with it ignored\n"
+        f"sys.exit(main(['generate', 'the', '--target', {model!r}, '--threads', '1', '--max-new-tokens', '240']))"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "time the passes" in line:
