@@ -44,7 +44,7 @@ def use_threads(count: int) -> None:
 def use_fastest(seconds: Callable[[], float]) -> int:
     """Tries 1, half of and all of torch's threads, keeps what makes ``seconds()`` smallest, and returns it.
 
-    Measured, not assumed: where others use the machine too, all threads can be ten times slower than one.
+    Measured, not assumed: where others use the machine too, all threads can be far slower than one.
     """
     most = torch.get_num_threads()
     timed = {}
