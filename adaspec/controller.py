@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,19 +39,16 @@ class _Hold:
     floor: float  # tokens per second below which it ends early
     left: int  # rounds still to hand out
     open: int = 0  # tickets handed out and not back yet
-    tokens: int = 0
-    seconds: float = 0.0
-    catch_up_seconds: float = 0.0
+    rounds: list[RoundOutcome] = field(default_factory=list)
 
     def add(self, outcome: RoundOutcome) -> None:
         self.open -= 1
-        self.tokens += outcome.tokens
-        self.seconds += outcome.seconds
-        self.catch_up_seconds += outcome.catch_up_seconds
+        self.rounds.append(outcome)
 
     def collapsed(self) -> bool:
         """Whether the rate, catch-up aside, is below the floor."""
-        return self.tokens < self.floor * max(self.seconds - self.catch_up_seconds, 0.0)
+        seconds = sum(max(outcome.seconds - outcome.catch_up_seconds, 0.0) for outcome in self.rounds)
+        return sum(outcome.tokens for outcome in self.rounds) < self.floor * seconds
 
 
 class Controller:
@@ -210,10 +207,8 @@ class Controller:
 
     def _settle(self, hold: _Hold) -> None:
         """Reports a hold to the policy once all its rounds are handed out and back."""
-        if hold.left or hold.open or not hold.seconds:
-            return
-        pull = RoundOutcome(hold.tokens, hold.seconds, catch_up_seconds=hold.catch_up_seconds)
-        self._policy.observe(hold.arm, hold.propensity, pull)
+        if hold.rounds and not (hold.left or hold.open):
+            self._policy.observe(hold.arm, hold.propensity, hold.rounds)
 
     def _row(self, arm: int, forecast: float, total: int) -> Row:
         rounds = int(self._rounds[arm])

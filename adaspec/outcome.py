@@ -27,7 +27,8 @@ class EdgeOutcome:
     ``reached[k]``: verifications whose window held position k and whose positions before k were all accepted.
     ``offered[k]``: of those, how many had a drafted token there (a lookup drafter may be silent).
     ``accepted[k]``: of those, how many tokens were accepted. ``accepted[k] <= offered[k] <= reached[k]``.
-    ``drafted``: tokens the drafter handed over, reached or not. Seconds are None where an engine does not tell.
+    ``asked[k]``: verifications whose window held position k, reached or not; ``drafted[k]``: of those, how many had a
+    drafted token there. Both are empty, and seconds None, where an engine does not tell.
     """
 
     verifier: str
@@ -35,7 +36,8 @@ class EdgeOutcome:
     reached: tuple[int, ...]
     offered: tuple[int, ...]
     accepted: tuple[int, ...]
-    drafted: int = 0
+    asked: tuple[int, ...] = ()
+    drafted: tuple[int, ...] = ()
     draft_seconds: float | None = None
     verify_seconds: float | None = None
 

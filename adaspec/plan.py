@@ -13,22 +13,24 @@ class Plan:
     """A chain of models, target first and drafter last, with one window between neighbours.
 
     ``windows[i]`` is the number of tokens that ``models[i + 1]`` hands to ``models[i]`` for one verification.
-    ``Plan(("target",))`` is plain autoregressive decoding.
+    ``stop``: the last model, the drafter, ends its window behind a token of which it was less sure than this, so that
+    its window is only a cap; 0: it never does. ``Plan(("target",))`` is plain autoregressive decoding.
 
     Raises:
-        ValueError: no model, a model twice, a name that a plan's text form could not hold, a window below 1, or
-            another number of windows than of neighbours.
+        ValueError: no model, a model twice, a name that a plan's text form could not hold, a window below 1, another
+            number of windows than of neighbours, a stop outside [0, 1), or one without a drafter.
     """
 
     models: tuple[str, ...]
     windows: tuple[int, ...] = ()
+    stop: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.models:
             raise ValueError("a plan needs at least the target")
         for name in self.models:
-            if not name or any(sign in name for sign in "/:,") or name != name.strip():
-                raise ValueError(f"a model's name in a plan may hold no '/', ':', ',' or outer space, got {name!r}")
+            if not name or any(sign in name for sign in "/:,?") or name != name.strip():
+                raise ValueError(f"a model's name in a plan holds no '/', ':', ',', '?' or outer space, got {name!r}")
         if len(set(self.models)) < len(self.models):
             raise ValueError(f"a plan names each model once, got {'/'.join(self.models)}")
         if len(self.windows) != len(self.models) - 1:
@@ -38,6 +40,10 @@ class Plan:
         for window in self.windows:
             if window < 1:
                 raise ValueError(f"a window is at least 1 token, got {window}")
+        if not 0.0 <= self.stop < 1.0:
+            raise ValueError(f"a drafter's stop lies in [0, 1), got {self.stop}")
+        if self.stop and not self.windows:
+            raise ValueError(f"a stop is the drafter's, and {self.models[0]} has none")
 
     @property
     def target(self) -> str:
@@ -49,8 +55,13 @@ class Plan:
         return len(self.models)
 
     def edges(self) -> Iterator[tuple[str, str, int]]:
-        """Yields (verifier, drafter, window), outermost first."""
-        return zip(self.models, self.models[1:], self.windows)
+        """Yields (verifier, drafter, window), outermost first.
+
+        A drafter that stops early goes by a name of its own, ``draft?0.4``: what it does propose is accepted more
+        often than what it would propose at full length, so the two are learned apart.
+        """
+        drafters = (*self.models[1:-1], f"{self.models[-1]}?{self.stop}" if self.stop else self.models[-1])
+        return zip(self.models, drafters, self.windows)
 
     def query_lens(self) -> Iterator[tuple[str, int]]:
         """Yields (model, positions in one of its forwards): window + 1 for a verifier, 1 for the drafter."""
@@ -60,24 +71,27 @@ class Plan:
 
     @classmethod
     def parse(cls, text: str) -> Plan:
-        """Reads the text form, ``target/mid/draft:8,3``; no windows for plain decoding.
+        """Reads the text form, ``target/mid/draft:8,3?0.4``; no windows for plain decoding, no ``?`` for no stop.
 
         Raises:
-            ValueError: a window that is no number, or anything the constructor refuses.
+            ValueError: a window or stop that is no number, or anything the constructor refuses.
         """
-        names, _, windows = text.strip().partition(":")
+        names, _, numbers = text.strip().partition(":")
+        lengths, sign, stop = numbers.partition("?")
         try:
-            numbers = tuple(int(window.encode("ascii")) for window in windows.split(",")) if windows else ()
+            windows = tuple(int(window.encode("ascii")) for window in lengths.split(",")) if numbers else ()
+            early = float(stop.encode("ascii")) if sign else 0.0
         except ValueError:
-            raise ValueError(f"a plan reads like target/mid/draft:8,3, got {text!r}") from None
+            raise ValueError(f"a plan reads like target/mid/draft:8,3 or target/draft:8?0.4, got {text!r}") from None
         try:
-            return cls(tuple(names.split("/")), numbers)
+            return cls(tuple(names.split("/")), windows, early)
         except ValueError as error:
             raise ValueError(f"plan {text!r}: {error}") from None
 
     def __str__(self) -> str:
         names = "/".join(self.models)
-        return f"{names}:{','.join(map(str, self.windows))}" if self.windows else names
+        stop = f"?{self.stop}" if self.stop else ""
+        return f"{names}:{','.join(map(str, self.windows))}{stop}" if self.windows else names
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +128,7 @@ class PlanSpace(Sequence[Plan]):
         middles: Sequence[str] = (),
         inner_windows: Sequence[int] | None = None,
         max_depth: int = 3,
+        stops: Sequence[float] = (0.0,),
     ) -> PlanSpace:
         """Every chain of the target, up to ``max_depth - 2`` ordered ``middles`` and one of ``drafters``.
 
@@ -123,13 +138,12 @@ class PlanSpace(Sequence[Plan]):
         inner = windows if inner_windows is None else inner_windows
         plans = [Plan((target,))]
         for count in range(min(len(middles), max_depth - 2) + 1 if max_depth > 1 else 0):
-            for between in permutations(middles, count):
-                for drafter in drafters:
-                    if drafter in between:
-                        continue
-                    for chosen in product(windows, *[inner] * count):
-                        if all(lower < upper for upper, lower in pairwise(chosen)):
-                            plans.append(Plan((target, *between, drafter), tuple(chosen)))
+            for between, drafter in product(permutations(middles, count), drafters):
+                if drafter in between:
+                    continue
+                for chosen, stop in product(product(windows, *[inner] * count), stops):
+                    if all(lower < upper for upper, lower in pairwise(chosen)):
+                        plans.append(Plan((target, *between, drafter), chosen, stop))
         return cls(plans)
 
     @property

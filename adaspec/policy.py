@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,8 @@ class Policy(ABC):
     def probabilities(self, costs: CostModel, context: Context, rng: np.random.Generator) -> Floats:
         """The law of the next pull; [plans], not negative, summing to 1."""
 
-    def observe(self, arm: int, propensity: float, outcome: RoundOutcome) -> None:  # noqa: B027
-        """Learns from one pull: ``outcome`` sums the rounds of one hold. The cost model has learned them already."""
+    def observe(self, arm: int, propensity: float, rounds: Sequence[RoundOutcome]) -> None:  # noqa: B027
+        """Learns from one pull, the rounds of one hold. The cost model has learned them already."""
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart, JSON-able; nothing for a policy that keeps everything in the cost model."""

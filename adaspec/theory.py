@@ -132,6 +132,7 @@ class _Renewal:
 
     def __init__(self, plan: Plan, hazards: Mapping[Edge, ArrayLike], one_pass: frozenset[str], cut: bool) -> None:
         self._plan, self._hazards, self._one_pass, self._cut = plan, hazards, one_pass, cut
+        self._edges = [(verifier, drafter) for verifier, drafter, _ in plan.edges()]
         self._blocks: dict[tuple[int, int], _Block] = {}
 
     def round(self) -> tuple[float, dict[tuple[str, int], float]]:
@@ -176,7 +177,7 @@ class _Renewal:
         for key, count in block.passes.items():
             passes[key] += mass * count
         emitted: dict[int, float] = defaultdict(float)
-        hazards = self._hazards[model, self._plan.models[stage + 1]]
+        hazards = self._hazards[self._edges[stage]]
         for length, chance in block.lengths.items():
             passes[model, length + 1] += mass * chance
             for accepted, share in enumerate(accepted_distribution(hazards, length).tolist()):
@@ -212,7 +213,7 @@ class Forecaster:
         depths = sorted({tail.depth for tail in tails} - {1})
         self._levels = [_Level.of([t for t in tails if t.depth == d], tails, model, edge, steps) for d in depths]
         chains = space[1:]
-        self._edge = np.array([edge[p.models[:2]] for p in chains], dtype=np.intp)  # type: ignore[index]
+        self._edge = np.array([edge[_outer(p)] for p in chains], dtype=np.intp)
         self._window = np.array([p.windows[0] for p in chains], dtype=np.intp)
         self._tail = np.array([tails[_tail(p)] for p in chains], dtype=np.intp)
 
@@ -279,7 +280,7 @@ class _Level:
         return cls(
             start=tails[stages[0]],
             model=rows([model[stage.models[0]] for stage in stages]),
-            edge=rows([edge[stage.models[0], stage.models[1]] for stage in stages]),
+            edge=rows([edge[_outer(stage)] for stage in stages]),
             inner=rows([tails[_tail(stage)] for stage in stages]),
             take=np.minimum(windows, np.maximum(steps - 1, 0)),
             held=steps <= windows,
@@ -294,7 +295,13 @@ class _Level:
 
 def _tail(plan: Plan) -> Plan:
     """The chain beneath the first model, as a plan of its own."""
-    return Plan(plan.models[1:], plan.windows[1:])
+    return Plan(plan.models[1:], plan.windows[1:], plan.stop if plan.depth > 2 else 0.0)
+
+
+def _outer(plan: Plan) -> Edge:
+    """The pair at the top of a chain."""
+    verifier, drafter, _ = next(plan.edges())
+    return verifier, drafter
 
 
 def _tails(space: PlanSpace) -> dict[Plan, int]:

@@ -157,8 +157,8 @@ class Scripted(Policy):
         self.arms += 1
         return law
 
-    def observe(self, arm, propensity, outcome):
-        self.pulls.append((arm, propensity, outcome.tokens, outcome.seconds, outcome.catch_up_seconds))
+    def observe(self, arm, propensity, rounds):
+        self.pulls.append((arm, propensity, [outcome.tokens for outcome in rounds]))
 
 
 def scripted(**options):
@@ -176,7 +176,7 @@ def test_a_hold_is_one_pull_and_late_answers_count():
     assert policy.pulls == []
     controller.observe(tickets[3], RoundOutcome(2, 0.5))
     controller.observe(tickets[1], RoundOutcome(1, 1.0))
-    assert policy.pulls == [(0, 1.0, 3, 2.0, 0.2)]
+    assert policy.pulls == [(0, 1.0, [1, 1, 1])]
 
 
 def test_a_collapse_ends_a_hold_but_catch_up_does_not():

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 
 from adaspec import Context, Decision, EdgeOutcome, Plan, PlanSpace, RoundOutcome
 
-names = st.text(st.characters(exclude_characters="/:,", exclude_categories=("Cs", "Zs", "Zl", "Zp", "Cc")), min_size=1)
+names = st.text(st.characters(exclude_characters="/:,?", exclude_categories=("Cs", "Zs", "Zl", "Zp", "Cc")), min_size=1)
 
 
 @st.composite
 def plans(draw):
     models = draw(st.lists(names.filter(lambda name: name == name.strip()), min_size=1, max_size=5, unique=True))
     windows = draw(st.lists(st.integers(1, 10**6), min_size=len(models) - 1, max_size=len(models) - 1))
-    return Plan(tuple(models), tuple(windows))
+    stops = st.just(0.0) | st.floats(0.0, 1.0, exclude_max=True) if windows else st.just(0.0)
+    return Plan(tuple(models), tuple(windows), draw(stops))
 
 
 @given(plans())
@@ -35,10 +36,17 @@ def test_a_plan_reads_as_written():
     plan = Plan.parse(" target/mid/draft:8,3 ")
     assert (plan.models, plan.windows) == (("target", "mid", "draft"), (8, 3))
     assert str(Plan(("target",))) == "target"
+    early = Plan.parse("target/mid/draft:8,3?0.4")
+    assert early == Plan(("target", "mid", "draft"), (8, 3), 0.4)
+    assert list(early.edges()) == [("target", "mid", 8), ("mid", "draft?0.4", 3)]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "t/d", "t/d:", "t/d:x", "t/d:0", "t/d:-1", "t/d:1,2", "t/t:1", "t/:1", "t/ d:1", "t:1", "t,d"]
+    "text",
+    [
+        *["", "t/d", "t/d:", "t/d:x", "t/d:0", "t/d:-1", "t/d:1,2", "t/t:1", "t/:1", "t/ d:1", "t:1", "t,d"],
+        *["t?.1", "t/d?.1", "t/d:2?", "t/d:2?1", "t/d:2?-.1", "t/d:2?x", "t/d:2?nan"],
+    ],
 )
 def test_what_is_no_plan_is_refused_with_its_text(text):
     with pytest.raises(ValueError, match="plan"):
@@ -70,6 +78,7 @@ def test_a_grid_holds_every_chain_with_shrinking_windows():
     assert space.models == ("t", "d", "m")
     assert space.shapes() == {"t": {1, 3, 5}, "d": {1}, "m": {1, 2, 4}}
     assert list(PlanSpace.grid("t", ["d"], [2], max_depth=1)) == [Plan(("t",))]
+    assert [str(plan) for plan in PlanSpace.grid("t", ["d"], [4], stops=[0.0, 0.3])] == ["t", "t/d:4", "t/d:4?0.3"]
 
 
 def test_outcomes_are_frozen_values():

@@ -116,6 +116,8 @@ class Chain:
         for name in plan.models:
             if name not in self.members:
                 raise ValueError(f"plan {plan} names {name!r}; known are {', '.join(self.members)}")
+        if plan.stop:
+            raise ValueError(f"plan {plan}: no drafter here stops early yet")
         if plan.target != self.target.name:
             raise ValueError(f"plan {plan} has the target {plan.target!r}, this chain has {self.target.name!r}")
         last = self.members[plan.models[-1]]

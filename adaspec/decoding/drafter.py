@@ -128,10 +128,7 @@ class EdgeTally:
     """Sums what the verifications of one edge show, until a round ends."""
 
     window: int
-    reached: list[int] = field(init=False)
-    offered: list[int] = field(init=False)
-    accepted: list[int] = field(init=False)
-    drafted: int = 0
+    counts: list[list[int]] = field(init=False)  # reached, offered, accepted, asked, drafted; per position each
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
 
@@ -139,32 +136,22 @@ class EdgeTally:
         self.clear()
 
     def clear(self) -> None:
-        self.reached, self.offered, self.accepted = [0] * self.window, [0] * self.window, [0] * self.window
-        self.drafted, self.draft_seconds, self.verify_seconds = 0, 0.0, 0.0
+        self.counts = [[0] * self.window for _ in range(5)]
+        self.draft_seconds, self.verify_seconds = 0.0, 0.0
 
     def add(self, asked: Tensor, offered: Tensor, accepted: Tensor) -> None:
         """Adds one verification per row: tokens asked for, offered and accepted, each [B]."""
         steps = torch.arange(self.window, device=asked.device)
-        reached = (accepted[:, None] >= steps) & (asked[:, None] > steps)  # [B, window]
-        judged = reached & (offered[:, None] > steps)
-        kept = accepted[:, None] > steps
-        for total, now in zip(
-            (self.reached, self.offered, self.accepted), torch.stack((reached, judged, kept)).sum(1).tolist()
-        ):
-            total[:] = [old + new for old, new in zip(total, now)]
-        self.drafted += int(offered.sum())
+        held, drafted = asked[:, None] > steps, offered[:, None] > steps  # [B, window]
+        reached, kept = held & (accepted[:, None] >= steps), accepted[:, None] > steps
+        now = torch.stack((reached, reached & drafted, kept, held, drafted)).sum(1).tolist()
+        self.counts = [[old + new for old, new in zip(*rows)] for rows in zip(self.counts, now)]
 
     def drain(self, verifier: str, drafter: str) -> EdgeOutcome:
         """The sums as an outcome; starts again from zero."""
+        reached, offered, accepted, asked, drafted = (tuple(row) for row in self.counts)
         outcome = EdgeOutcome(
-            verifier,
-            drafter,
-            tuple(self.reached),
-            tuple(self.offered),
-            tuple(self.accepted),
-            self.drafted,
-            self.draft_seconds,
-            self.verify_seconds,
+            verifier, drafter, reached, offered, accepted, asked, drafted, self.draft_seconds, self.verify_seconds
         )
         self.clear()
         return outcome

@@ -102,9 +102,10 @@ def test_at_the_target_every_round_emits_what_was_accepted_and_one_token_more(pl
         assert (edge.verifier, edge.drafter) == ("target", plan.split("/")[1].split(":")[0])
         assert sum(edge.accepted) + result.outcome.rows == result.outcome.tokens
         assert edge.verifications <= result.outcome.rows
-        assert edge.drafted >= sum(edge.accepted)
-        for reached, offered, accepted in zip(edge.reached, edge.offered, edge.accepted, strict=True):
-            assert accepted <= offered <= reached
+        counts = zip(edge.reached, edge.offered, edge.accepted, edge.asked, edge.drafted, strict=True)
+        for reached, offered, accepted, asked, drafted in counts:
+            assert accepted <= offered <= reached <= asked
+            assert offered <= drafted <= asked
         assert list(edge.accepted) == sorted(edge.accepted, reverse=True)
 
 
@@ -120,7 +121,8 @@ def test_a_position_behind_the_first_rejection_is_not_reached():
     assert edge.reached == (5, 3, 1)
     assert edge.offered == (5, 2, 1)
     assert edge.accepted == (4, 1, 1)
-    assert edge.drafted == 11
+    assert edge.asked == (5, 4, 4)
+    assert edge.drafted == (5, 3, 3)
     assert edge.verifications == 5
     assert tally.drain("t", "d").reached == (0, 0, 0)
 

@@ -128,6 +128,6 @@ def test_a_new_batch_forgets_the_old_text():
     for _ in range(2):
         chain.start(Sequences(((1, 2),), (GREEDY,), (8,), ((),)))
         first = chain.round(Plan.parse("target/lookup:3"))
-        assert first.outcome.edges[0].drafted == 0
+        assert first.outcome.edges[0].drafted[0] == 0
         while chain.running:
             chain.round(Plan.parse("target/lookup:3"))
