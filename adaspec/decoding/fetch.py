@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -86,11 +87,10 @@ def _watch(process: subprocess.Popen[bytes], work: Path, package: Package, tell:
 def _bytes_under(folder: Path) -> int:
     """The size of the largest file, which is the wheel, wherever pip has it at the moment."""
     sizes = [0]
-    for path in folder.rglob("*"):
-        try:
-            sizes.append(path.stat().st_size)
-        except OSError:  # pip has just moved it
-            continue
+    for place, _, names in os.walk(folder):  # passes over folders that pip has just removed
+        for name in names:
+            with contextlib.suppress(OSError):  # pip has just moved it
+                sizes.append(os.stat(os.path.join(place, name)).st_size)
     return max(sizes)
 
 

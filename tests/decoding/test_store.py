@@ -19,7 +19,7 @@ from tiny_gguf import random_model, write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adaspec.decoding import fetch, store
-from adaspec.decoding.fetch import Package
+from adaspec.decoding.fetch import Package, _bytes_under
 from adaspec.decoding.store import StoreError, conversions, known, resolve
 
 
@@ -336,3 +336,19 @@ def test_the_real_smollm2(tmp_path):
     text = tokenizer.decode(model.generate(**prompt, max_new_tokens=4, do_sample=False)[0])
     assert text.startswith("The capital of France is Paris")
     (folder / "model.safetensors").unlink()  # pytest keeps the folders of three runs
+
+
+def test_the_progress_of_a_download_survives_folders_that_vanish(tmp_path, monkeypatch):
+    gone, there = tmp_path / "gone", tmp_path / "there"
+    gone.mkdir()
+    there.mkdir()
+    (there / "wheel").write_bytes(b"12345")
+    scan = os.scandir
+
+    def racing(path):
+        if Path(path) == gone:
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", racing)
+    assert _bytes_under(tmp_path) == 5
