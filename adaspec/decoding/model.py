@@ -100,7 +100,7 @@ class Model(LanguageModel):
         first = int(rows.min())
         kept = torch.arange(first, int(rows.max()) + 1, device=rows.device)
         logits = self.module(**inputs, logits_to_keep=kept).logits.float()
-        return _fit(_pick(logits, rows - first), self.vocab_size)
+        return fit(_pick(logits, rows - first), self.vocab_size)
 
     def _mask(self, positions: Tensor, filled: int) -> Tensor:
         """Which of the ``filled`` slots each position [B, q] sees, [B, 1, q, filled]; additive for eager attention."""
@@ -142,7 +142,7 @@ class PlainModel(LanguageModel):
     def _forward(self, tokens: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
         outputs = self.module(input_ids=tokens, use_cache=True, **{self._cache_name: self._cache})
         self._cache = outputs[self._cache_name]
-        return _fit(_pick(outputs.logits.float(), rows), self.vocab_size)
+        return fit(_pick(outputs.logits.float(), rows), self.vocab_size)
 
 
 def _pick(logits: Tensor, rows: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def _pick(logits: Tensor, rows: Tensor) -> Tensor:
     return logits.gather(1, rows[..., None].expand(-1, -1, logits.shape[-1]))
 
 
-def _fit(logits: Tensor, vocab_size: int) -> Tensor:
+def fit(logits: Tensor, vocab_size: int) -> Tensor:
     """Logits [..., V'] cut to ``vocab_size`` or filled up with -inf: heads of one tokenizer differ in padding."""
     missing = vocab_size - logits.shape[-1]
     return nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits

@@ -1,0 +1,132 @@
+"""The compiled form of ``forward.c``: built once per machine with the user's C compiler, kept in the cache folder."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import platformdirs
+
+SOURCE = Path(__file__).with_name("forward.c")
+FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-fopenmp")
+COMPILERS = ("cc", "gcc", "clang")
+FLOAT32, FLOAT16, INT8 = range(3)
+
+
+class Linear(Structure):
+    """``struct linear``: weight [outputs, inputs], scale and bias [outputs] or none."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("scale", c_void_p),
+        ("bias", c_void_p),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("kind", c_int32),
+    )
+
+
+class Layer(Structure):
+    """``struct layer``."""
+
+    _fields_ = (
+        *((name, Linear) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm", "keys", "values")),
+    )
+
+
+class Decoder(Structure):
+    """``struct model``."""
+
+    _fields_ = (
+        ("layers", POINTER(Layer)),
+        ("final_norm", c_void_p),
+        ("head", Linear),
+        *((name, c_int64) for name in ("layer_count", "hidden", "heads", "kv_heads", "head_dim", "inner", "slots")),
+        ("epsilon", c_float),
+        ("scale", c_float),
+    )
+
+
+class Pass(Structure):
+    """``struct pass``."""
+
+    _fields_ = (
+        ("rows", c_int64),
+        ("outputs", c_int64),
+        *(
+            (name, c_void_p)
+            for name in ("sequence", "position", "cosine", "sine", "wanted", "x", "logits", "taps", "scratch")
+        ),
+        ("threads", c_int64),
+    )
+
+
+class CompileError(RuntimeError):
+    """There is no usable compiler; the message says in one line why."""
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The functions of ``forward.c``, compiled on first use (some seconds) and loaded from the cache after that.
+
+    Raises:
+        CompileError: no compiler, or one that fails.
+    """
+    loaded = ctypes.CDLL(str(build()))
+    loaded.forward.argtypes, loaded.forward.restype = (POINTER(Decoder), POINTER(Pass)), None
+    loaded.scratch_size.argtypes, loaded.scratch_size.restype = (POINTER(Decoder), c_int64, c_int64), c_int64
+    return loaded
+
+
+def build() -> Path:
+    """The shared library's file, compiled unless the cache has it.
+
+    Raises:
+        CompileError: no compiler, or one that fails.
+    """
+    names = (os.environ["CC"],) if "CC" in os.environ else COMPILERS
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if compiler is None:
+        raise CompileError(f"no C compiler ({', '.join(names)}) on this machine")
+    key = hashlib.sha256("\0".join((SOURCE.read_text(), *FLAGS, compiler, _processor())).encode()).hexdigest()[:16]
+    folder = _cache_folder()
+    built = folder / f"forward-{key}.so"
+    if not built.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            fresh = Path(work) / built.name
+            _compile(compiler, fresh)
+            os.replace(fresh, built)  # whole or not at all, whoever else builds it
+    return built
+
+
+def _cache_folder() -> Path:
+    return Path(platformdirs.user_cache_dir("adaspec")) / "native"
+
+
+def _compile(compiler: str, target: Path) -> None:
+    command = [compiler, *FLAGS, "-o", str(target), str(SOURCE), "-lm"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        reason = (result.stderr.strip().splitlines() or ["no reason given"])[0]
+        raise CompileError(f"{compiler} cannot compile {SOURCE.name}: {reason}")
+
+
+def _processor() -> str:
+    """What -march=native depends on: a cache folder may be shared by machines."""
+    try:
+        flags = next(
+            line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Feat"))
+        )
+    except (OSError, StopIteration):
+        flags = platform.processor()
+    return platform.machine() + flags

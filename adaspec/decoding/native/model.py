@@ -1,0 +1,51 @@
+"""A ``Model`` whose passes are computed by ``forward.c``: the fast path of Llama-like models on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adaspec.decoding.model import Model, fit
+from adaspec.decoding.native.decoder import NativeDecoder, obstacle
+
+
+class NativeModel(Model):
+    """A Llama-like model on the CPU, exact by row: a row has the same bits whatever pass, batch or thread computes it.
+
+    Args:
+        name: the model's name in plans.
+        module: the causal LM with its stock layers; their weights are taken over and released.
+        precision: of the linear weights, "float32", "fp16" or "int8" (per output channel); all sums are float32.
+        vocab_size: as for ``Model``.
+
+    Raises:
+        ValueError: the model cannot be computed here; the reason is named.
+        CompileError: no C compiler.
+    """
+
+    def __init__(self, name: str, module: Any, precision: str, vocab_size: int | None = None) -> None:
+        super().__init__(name, module, vocab_size)
+        if reason := obstacle(module, precision):
+            raise ValueError(f"{name}: {reason}")
+        self._decoder = NativeDecoder(module, precision)
+        self._capacity = 0
+
+    def start(self, batch_size: int, capacity: int) -> None:
+        super().start(batch_size, capacity)
+        self._capacity = capacity
+        self._decoder.start(batch_size, capacity)
+
+    @torch.inference_mode()
+    def _forward(self, tokens: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
+        batch, count = tokens.shape
+        sequence = torch.arange(batch)[:, None].expand(-1, count)
+        wanted = torch.arange(batch)[:, None] * count + rows  # [B, n]
+        logits, _ = self._decoder.forward(
+            tokens.clamp(max=self._embeddings - 1).reshape(-1),
+            sequence.reshape(-1),
+            slots.clamp(max=self._capacity).reshape(-1),
+            wanted.reshape(-1),
+        )
+        return fit(logits.view(*rows.shape, logits.shape[-1]), self.vocab_size)

@@ -1,0 +1,193 @@
+"""The C forward computes what the module computes, and a row's bits do not depend on what is computed beside it."""
+
+import copy
+import subprocess
+
+import pytest
+import torch
+from tiny_models import greedy_loop, noisy, tiny
+
+from adaspec.decoding.cache import TokenBuffer
+from adaspec.decoding.chain import Chain, Sequences
+from adaspec.decoding.lookup import LookupDrafter
+from adaspec.decoding.native import library
+from adaspec.decoding.native.decoder import NativeDecoder, obstacle
+from adaspec.decoding.native.library import CompileError
+from adaspec.decoding.native.model import NativeModel
+from adaspec.decoding.sampling import GREEDY
+from adaspec.plan import Plan
+
+KINDS = ("llama", "mistral", "qwen2", "qwen3")
+TOLERANCE = {"float32": 1e-5, "fp16": 2e-3, "int8": 0.1}  # of the largest logit
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def decoder(kind, precision="float32", **fields):
+    module = tiny(kind, **fields)
+    return module, NativeDecoder(copy.deepcopy(module), precision)
+
+
+def passes(native, tokens, sizes):
+    """Logits [n, V] of one sequence fed in passes of the given sizes, repeated."""
+    native.start(1, len(tokens))
+    first, found, turn = 0, [], 0
+    while first < len(tokens):
+        size = min(sizes[turn % len(sizes)], len(tokens) - first)
+        at = torch.arange(first, first + size)
+        found.append(native.forward(tokens[at], torch.zeros(size, dtype=torch.long), at, torch.arange(size))[0])
+        first, turn = first + size, turn + 1
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_the_module(kind, precision):
+    module, native = decoder(kind, precision)
+    tokens = torch.arange(3, 40)
+    expected = module(tokens[None]).logits[0]
+    error = (passes(native, tokens, [37]) - expected).abs().max() / expected.abs().max()
+    assert error < TOLERANCE[precision]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("llama", {"attention_bias": True}),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}}),
+        ("llama", {"vocab_size": 45, "num_key_value_heads": 1}),
+        ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+        ("qwen3", {"head_dim": 16}),
+    ],
+)
+def test_variants_of_the_architecture(kind, fields):
+    module, native = decoder(kind, **fields)
+    for layer in module.model.layers if fields.get("attention_bias") else ():
+        layer.self_attn.q_proj.bias.normal_()
+        layer.self_attn.o_proj.bias.normal_()
+    native = NativeDecoder(copy.deepcopy(module), "float32")
+    tokens = torch.arange(3, 40)
+    expected = module(tokens[None]).logits[0]
+    assert (passes(native, tokens, [37]) - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_row_is_the_same_bits_in_every_pass_and_on_every_number_of_threads(kind, precision):
+    _, native = decoder(kind, precision, seed=3)
+    tokens = torch.randint(3, 48, (70,), generator=torch.Generator().manual_seed(1))
+    torch.set_num_threads(1)
+    alone = passes(native, tokens, [1])
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        for sizes in ([2], [3], [4], [5], [6], [7], [9, 1], [13, 2], [32], [70]):
+            assert torch.equal(passes(native, tokens, sizes), alone), (threads, sizes)
+
+
+def test_a_row_is_the_same_bits_whatever_batch_it_is_in():
+    _, native = decoder("llama", "fp16")
+    tokens = torch.randint(3, 48, (3, 12), generator=torch.Generator().manual_seed(2))
+    alone = [passes(native, row, [12]) for row in tokens]
+    native.start(3, 20)
+    order = torch.randperm(36, generator=torch.Generator().manual_seed(3)).sort().values.view(12, 3).flatten()
+    sequence, position = order % 3, order // 3  # the rows of the sequences interleaved
+    logits, _ = native.forward(tokens[sequence, position], sequence, position, torch.arange(36))
+    for row in range(3):
+        assert torch.equal(logits[sequence == row], alone[row])
+
+
+def test_rejected_slots_are_overwritten():
+    _, native = decoder("llama")
+    tokens = torch.arange(3, 23)
+    expected = passes(native, tokens, [20])
+    native.start(1, 20)
+    zero = torch.zeros(20, dtype=torch.long)
+    native.forward(tokens[:10], zero[:10], torch.arange(10), torch.arange(0))
+    native.forward(tokens[:5].flip(0), zero[:5], torch.arange(10, 15), torch.arange(0))  # drafted, rejected
+    logits, _ = native.forward(tokens[10:], zero[:10], torch.arange(10, 20), torch.arange(10))
+    assert torch.equal(logits, expected[10:])
+
+
+def test_states_of_the_layers_are_those_of_the_module():
+    module, native = decoder("qwen2")
+    tokens = torch.arange(3, 17)
+    states = module(tokens[None], output_hidden_states=True).hidden_states
+    native.start(1, 14)
+    zero = torch.zeros(14, dtype=torch.long)
+    _, found = native.forward(tokens, zero, torch.arange(14), torch.arange(1), taps=(0, 1, 2))
+    for layer, expected in enumerate(states):
+        assert torch.allclose(found[layer], expected[0], atol=1e-5), layer
+
+
+@pytest.mark.parametrize("precision", ["float32", "fp16", "int8"])
+@pytest.mark.parametrize("plan", ["target/a:4", "target/lookup:3", "target/a/lookup:5,2"])
+def test_greedy_decoding_is_plain_decoding(plan, precision):
+    """Ragged batches, rows that end early; for float32 also the tokens of the module itself."""
+    module = tiny("llama")
+    prompts = ((3, 4, 5, 3, 4), (7, 8, 9, 10, 11, 12, 13, 7), (20,))
+    members = {"a": NativeModel("a", noisy(module, 0.1, 1), precision), "lookup": LookupDrafter("lookup", min_ngram=1)}
+    chain = Chain(NativeModel("target", copy.deepcopy(module), precision), members)
+    texts = []
+    for each in (Plan(("target",)), Plan.parse(plan)):
+        chain.start(Sequences(prompts, (GREEDY,) * 3, (12, 5, 14), ((),) * 3))
+        texts.append([[], [], []])
+        while chain.running:
+            for text, tokens in zip(texts[-1], chain.round(each).tokens):
+                text += tokens
+    assert texts[0] == texts[1]
+    if precision == "float32":
+        assert texts[0] == [greedy_loop(module, prompt, count) for prompt, count in zip(prompts, (12, 5, 14))]
+
+
+def test_a_longer_request_makes_room_again():
+    native = NativeModel("target", tiny("llama"), "fp16")
+    for batch, capacity in ((1, 8), (1, 100), (2, 16), (1, 8)):
+        native.start(batch, capacity)
+        buffer = TokenBuffer(batch, capacity)
+        buffer.append(torch.full((batch, capacity), 5), torch.full((batch,), capacity))
+        logits = native.logits(buffer, buffer.lengths - 1, 1, torch.ones(batch, dtype=torch.bool))
+        assert logits.shape == (batch, 1, 48)
+        assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "fields", "reason"),
+    [
+        ("gpt2", "fp16", {}, "GPT2LMHeadModel is none of"),
+        ("llama", "stock", {}, "not stock"),
+        ("llama", "fp16", {"hidden_act": "gelu"}, "gelu"),
+        ("llama", "fp16", {"mlp_bias": True}, "biases"),
+        ("llama", "fp16", {"intermediate_size": 44}, "44 is no multiple of 8"),
+    ],
+)
+def test_what_it_cannot_compute_is_named(kind, precision, fields, reason):
+    module = tiny(kind, **fields)
+    assert reason in obstacle(module, precision)
+    with pytest.raises(ValueError, match=reason):
+        NativeModel("target", module, precision)
+
+
+def test_without_a_working_compiler_the_reason_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "_cache_folder", lambda: tmp_path / "native")
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-no-such-flag"))
+    with pytest.raises(CompileError, match=r"cannot compile forward\.c: .*no-such-flag"):
+        library.build()
+    assert not list((tmp_path / "native").iterdir())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(CompileError, match="no C compiler"):
+        library.build()
+
+
+def test_it_is_compiled_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(library, "FLAGS", ("-O0", *library.FLAGS[2:]))
+    built = library.build()
+    monkeypatch.setattr(subprocess, "run", None)
+    assert library.build() == built
+    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
