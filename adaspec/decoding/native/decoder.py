@@ -14,7 +14,7 @@ from adaspec.decoding.native.library import FLOAT16, FLOAT32, INT8, Decoder, Lay
 
 KINDS = {"float32": FLOAT32, "fp16": FLOAT16, "int8": INT8}
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-LANES = PANEL = 8  # numbers computed at once; outputs that are stored together
+LANES, PANEL = 8, 2  # numbers computed at once; outputs that are stored together
 _DTYPES = {FLOAT32: torch.float32, FLOAT16: torch.float16, INT8: torch.int8}
 
 
@@ -150,7 +150,7 @@ class NativeDecoder:
             steps = (weight.float().abs().amax(1) / 127).clamp_min(1e-30)
             weight, scale = (weight.float() / steps[:, None]).round(), self._floats(steps)
         weight = F.pad(weight, (0, 0, 0, -outputs % PANEL)).to(_DTYPES[self._kind])
-        panels = weight.view(-1, PANEL, inputs // LANES, LANES).transpose(1, 2)  # [outputs / 8, inputs / 8, 8, 8]
+        panels = weight.view(-1, PANEL, inputs // LANES, LANES).transpose(1, 2)  # [outputs / 2, inputs / 8, 2, 8]
         offset = None if bias is None else self._floats(bias)
         return Linear(self._address(panels), scale, offset, outputs, inputs, self._kind)
 

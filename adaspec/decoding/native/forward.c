@@ -5,8 +5,8 @@
    construction: every output is one chain of multiply-adds over the inputs in a fixed order, a row attends to the slots
    up to its own position and sees no other, and threads share out outputs, never a sum.
 
-   Layouts: rows [R, width] float; caches [B, kv_heads, slots, head_dim]; weights in panels of 8 outputs, each panel
-   [inputs / 8, 8 outputs, 8 inputs], so that a pass reads them as one stream. */
+   Layouts: rows [R, width] float; caches [B, kv_heads, slots, head_dim]; weights in panels of 2 outputs, each panel
+   [inputs / 8, 2 outputs, 8 inputs]: whatever shape of tile works on them, it reads them front to back. */
 
 #include <math.h>
 #ifdef _OPENMP
@@ -22,12 +22,14 @@ typedef float v8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t i8 __attribute__((vector_size(32), aligned(4), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 #define LANES 8
-#define PANEL 8 /* outputs that are stored together */
+#define PANEL 2    /* outputs that are stored together */
+#define ROWS 48    /* rows that go through all weights together */
+#define AHEAD 2048 /* bytes of weights that are asked of the memory before they are used */
 
 enum kind { FLOAT32, FLOAT16, INT8 };
 
 struct linear {
-    const void *weight; /* [ceil(outputs / 8), inputs / 8, 8, 8] of kind */
+    const void *weight; /* [outputs / 2, inputs / 8, 2, 8] of kind */
     const float *scale; /* [outputs], INT8 only */
     const float *bias;  /* [outputs] or NULL */
     int64_t outputs, inputs;
@@ -94,13 +96,11 @@ INLINE v8 widen_byte(const int8_t *from)
 #endif
 }
 
-INLINE v8 weight_at(enum kind kind, const void *weight, int64_t index)
+INLINE int64_t bytes_of(enum kind kind) { return kind == FLOAT32 ? 4 : kind == FLOAT16 ? 2 : 1; }
+
+INLINE v8 weight_at(enum kind kind, const void *at)
 {
-    if (kind == FLOAT16)
-        return widen_half((const uint16_t *)weight + index);
-    if (kind == INT8)
-        return widen_byte((const int8_t *)weight + index);
-    return load((const float *)weight + index);
+    return kind == FLOAT16 ? widen_half(at) : kind == INT8 ? widen_byte(at) : load(at);
 }
 
 /* a * b + c, rounded once where the processor can; the compiler itself must not choose (-ffp-contract=off). */
@@ -142,34 +142,35 @@ struct product {
     int add; /* to what y holds */
 };
 
-/* Some rows by some outputs of a panel; the shapes below keep 8 to 12 sums in registers. */
-INLINE void tile(const int rows, const int outputs, enum kind kind, const struct linear *w, int64_t first,
-                 const struct product *p, int64_t row)
+/* Up to 6 rows by the outputs of a panel: 12 sums fit into the registers. */
+INLINE void tile(const int rows, enum kind kind, const struct linear *w, int64_t first, const struct product *p, int64_t row)
 {
     const int64_t width = w->inputs, stride = p->x_stride;
     const float *x = p->x + row * stride;
-    const int64_t panel = first / PANEL * PANEL * width + first % PANEL * LANES;
-    v8 sums[6][8];
+    const char *panel = (const char *)w->weight + first * width * bytes_of(kind);
+    v8 sums[6][PANEL];
 #pragma GCC unroll 8
     for (int m = 0; m < rows; m++)
 #pragma GCC unroll 8
-        for (int n = 0; n < outputs; n++)
+        for (int n = 0; n < PANEL; n++)
             sums[m][n] = (v8){0};
     for (int64_t i = 0; i < width; i += LANES) {
-        v8 weights[8];
+        const char *at = panel + i * PANEL * bytes_of(kind);
+        __builtin_prefetch(at + AHEAD);
+        v8 weights[PANEL];
 #pragma GCC unroll 8
-        for (int n = 0; n < outputs; n++)
-            weights[n] = weight_at(kind, w->weight, panel + i * PANEL + n * LANES);
+        for (int n = 0; n < PANEL; n++)
+            weights[n] = weight_at(kind, at + n * LANES * bytes_of(kind));
 #pragma GCC unroll 8
         for (int m = 0; m < rows; m++) {
             v8 inputs = load(x + m * stride + i);
 #pragma GCC unroll 8
-            for (int n = 0; n < outputs; n++)
+            for (int n = 0; n < PANEL; n++)
                 sums[m][n] = multiply_add(weights[n], inputs, sums[m][n]);
         }
     }
     for (int m = 0; m < rows; m++)
-        for (int n = 0; n < outputs && first + n < w->outputs; n++) {
+        for (int n = 0; n < PANEL && first + n < w->outputs; n++) {
             float value = sum(sums[m][n]);
             if (kind == INT8)
                 value *= w->scale[first + n];
@@ -180,38 +181,34 @@ INLINE void tile(const int rows, const int outputs, enum kind kind, const struct
         }
 }
 
-INLINE void rows_by_outputs(const int rows, const int outputs, enum kind kind, const struct linear *w, int64_t first,
-                            const struct product *p, int64_t row)
-{
-    for (int n = 0; n < PANEL; n += outputs)
-        tile(rows, outputs, kind, w, first + n, p, row);
-}
-
 INLINE void outputs_of(enum kind kind, const struct linear *w, int64_t from, int64_t to, const struct product *p)
 {
     for (int64_t first = from; first < to; first += PANEL) {
         int64_t row = 0;
         for (; row + 6 <= p->rows; row += 6)
-            rows_by_outputs(6, 2, kind, w, first, p, row);
+            tile(6, kind, w, first, p, row);
         switch (p->rows - row) {
-        case 5: rows_by_outputs(5, 2, kind, w, first, p, row); break;
-        case 4: rows_by_outputs(4, 2, kind, w, first, p, row); break;
-        case 3: rows_by_outputs(3, 4, kind, w, first, p, row); break;
-        case 2: rows_by_outputs(2, 4, kind, w, first, p, row); break;
-        case 1: rows_by_outputs(1, 8, kind, w, first, p, row); break;
+        case 5: tile(5, kind, w, first, p, row); break;
+        case 4: tile(4, kind, w, first, p, row); break;
+        case 3: tile(3, kind, w, first, p, row); break;
+        case 2: tile(2, kind, w, first, p, row); break;
+        case 1: tile(1, kind, w, first, p, row); break;
         }
     }
 }
 
-/* Outputs from .. to of every row. */
+/* Outputs from .. to of every row, so many rows at a time that they stay in the cache. */
 static void multiply(const struct linear *w, int64_t from, int64_t to, struct product p)
 {
-    if (w->kind == FLOAT16)
-        outputs_of(FLOAT16, w, from, to, &p);
-    else if (w->kind == INT8)
-        outputs_of(INT8, w, from, to, &p);
-    else
-        outputs_of(FLOAT32, w, from, to, &p);
+    for (int64_t left = p.rows; left > 0; left -= ROWS, p.x += ROWS * p.x_stride, p.y += ROWS * p.y_stride) {
+        p.rows = left < ROWS ? left : ROWS;
+        if (w->kind == FLOAT16)
+            outputs_of(FLOAT16, w, from, to, &p);
+        else if (w->kind == INT8)
+            outputs_of(INT8, w, from, to, &p);
+        else
+            outputs_of(FLOAT32, w, from, to, &p);
+    }
 }
 
 /* The parts of a layer, each for one row. */
