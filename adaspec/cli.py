@@ -108,13 +108,17 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="[NAME=]SOURCE",
         help="repeatable: lookup, lookup:MIN-MAX (n-grams), a precision such as int8 (the target's own weights in it), "
-        "or a model (default: lookup)",
+        "a model, bridge:MODEL (of another tokenizer), A+B (two named before, as one), python:module.Class (your own) "
+        "(default: lookup)",
     )
     group.add_argument("--plan", metavar="PLAN", help="pin one plan, such as target/mid/draft:8,3, or target")
     group.add_argument("--windows", default="2,4,8", help="windows to choose from (default: %(default)s)")
     group.add_argument("--inner-windows", default="2,4", help="the same beneath a middle model (default: %(default)s)")
+    group.add_argument(
+        "--stops", default="0", help="confidences below which a drafter ends its window early; 0: never (default: 0)"
+    )
     group.add_argument("--max-depth", type=int, default=3, help="longest chain (default: %(default)s)")
-    group.add_argument("--corpus", type=Path, metavar="FILE", help="text whose n-grams back the lookup drafter")
+    group.add_argument("--corpus", type=Path, metavar="FILE", help="text or index that backs the lookup drafter")
     group.add_argument("--plain", action="store_true", help="decode plainly, also a model that cannot be rolled back")
     group.add_argument(
         "--precision",
@@ -143,15 +147,16 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def _setup(arguments: argparse.Namespace) -> Setup:
-    from adaspec.assemble import DrafterSpec, Setup
+    from adaspec.assemble import Setup, parse_drafters
     from adaspec.plan import Plan
 
     return Setup(
         target=arguments.target,
-        drafters=tuple(DrafterSpec.parse(text) for text in arguments.drafter or ["lookup"]),
+        drafters=parse_drafters(arguments.drafter or ["lookup"]),
         plan=None if arguments.plan is None else Plan.parse(arguments.plan),
         windows=_numbers("--windows", arguments.windows),
         inner_windows=_numbers("--inner-windows", arguments.inner_windows),
+        stops=_shares("--stops", arguments.stops),
         max_depth=arguments.max_depth,
         precision=arguments.precision,
         device=arguments.device,
@@ -171,6 +176,13 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"{option} is a list of numbers like 2,4,8, got {text!r}") from None
+
+
+def _shares(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{option} is a list of numbers like 0,0.4, got {text!r}") from None
 
 
 def _consoles(machine: bool) -> tuple[Console, Console]:

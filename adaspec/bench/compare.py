@@ -17,13 +17,10 @@ from typing import Any
 
 import torch
 
-from adaspec.assemble import Assembly, DrafterSpec, Setup, assemble
+from adaspec.assemble import Assembly, Setup, assemble, parse_drafters
 from adaspec.bench.prompts import TEN
 from adaspec.compare import Pinned
-from adaspec.controller import Controller
-from adaspec.costs import CostModel
 from adaspec.decoding.generate import Generation, Request
-from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import SamplingParams
 from adaspec.plan import Plan
 
@@ -33,7 +30,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     setup = Setup(
         target=arguments.target,
-        drafters=tuple(DrafterSpec.parse(text) for text in arguments.drafter or ["lookup"]),
+        drafters=parse_drafters(arguments.drafter or ["lookup"]),
         precision=arguments.precision,
         threads=arguments.threads,
         windows=tuple(map(int, arguments.windows.split(","))),
@@ -95,7 +92,7 @@ def _measure(
     for _ in range(arguments.repeats):
         for name, plan in plans.items():
             runs[name].append(assembly.generator.generate([request], controller=Pinned(plan)))
-        controller = _fresh(assembly, arguments.seed) if arguments.cold else None
+        controller = assembly.fresh_controller(arguments.seed) if arguments.cold else None
         runs["adaspec"].append(assembly.generator.generate([request], controller=controller))
     rates = {name: statistics.median(each.tokens_per_second for each in group) for name, group in runs.items()}
     texts = {each.completions[0].tokens for group in runs.values() for each in group}
@@ -107,15 +104,6 @@ def _measure(
         "mean_accepted_length": {name: group[-1].mean_accepted_length for name, group in runs.items()},
         "texts_equal": len(texts) == 1 if request.sampling.temperature == 0 else None,
     }
-
-
-def _fresh(assembly: Assembly, seed: int) -> Controller:
-    """A controller that knows the profile and nothing else."""
-    members = assembly.generator.chain.members
-    lookups = tuple(name for name, member in members.items() if isinstance(member, LookupDrafter))
-    controller = Controller(assembly.space, None, CostModel(assembly.space, one_pass=lookups), seed=seed)
-    controller.profile(assembly.profile)
-    return controller
 
 
 def _line(number: int, row: Mapping[str, Any]) -> str:

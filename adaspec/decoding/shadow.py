@@ -15,11 +15,15 @@ class Shadow:
     Committed tokens have the target's law whatever plan drew them, so a deterministic proposal is accepted as often
     here as it would be in play: its next tokens are compared, counted up to the first difference, and the drafter
     goes on behind it.
+
+    Args:
+        drafter: the lookup.
+        window, stop: of the plans it is scored for.
     """
 
-    def __init__(self, drafter: LookupDrafter, window: int) -> None:
+    def __init__(self, drafter: LookupDrafter, window: int, stop: float = 0.0) -> None:
         self._drafter = drafter
-        self._window = window
+        self._window, self._stop = window, stop
         self._tally = EdgeTally(window)
         self._open: dict[int, tuple[int, list[int]]] = {}  # row -> (position, tokens proposed there)
 
@@ -27,11 +31,11 @@ class Shadow:
         """The drafter plays itself: what is open cannot be judged any more."""
         self._open.clear()
 
-    def score(self, batch: Batch, verifier: str) -> EdgeOutcome:
-        """Judges what the tokens committed up to the end of this round decide."""
+    def score(self, batch: Batch, verifier: str, drafter: str) -> EdgeOutcome:
+        """Judges what the tokens committed up to the end of this round decide; the names are those of the edge."""
         for row, began in enumerate(batch.committed.tolist()):
             self._score_row(batch, row, began)
-        return self._tally.drain(verifier, self._drafter.name)
+        return self._tally.drain(verifier, drafter)
 
     def _score_row(self, batch: Batch, row: int, began: int) -> None:
         """Goes on at the open position; without one at ``began``, where the round that just ended began."""
@@ -48,4 +52,4 @@ class Shadow:
         self._open[row] = (position, proposed)
 
     def _propose(self, batch: Batch, row: int, position: int) -> list[int]:
-        return self._drafter.guess(row, batch.sequence.tokens[row], position, position, self._window)
+        return self._drafter.guess(row, batch.sequence.tokens[row], position, position, self._window, self._stop)[0]
