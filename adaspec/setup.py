@@ -44,8 +44,8 @@ class DrafterSpec:
         spec = cls(name, source, parts if len(parts) > 1 and names.issuperset(parts) else ())
         if not sign:
             spec = cls(spec._short_name(), source, spec.parts)
-        Plan((spec.name,))  # refuses what a plan could not hold
         spec._check()
+        Plan((spec.name,))  # refuses what a plan could not hold
         return spec
 
     @property

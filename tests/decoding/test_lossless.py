@@ -150,7 +150,7 @@ def test_the_law_is_the_targets_behind_a_hybrid_of_one_hot_and_sampled_rows(plan
     assert p_value(draw(chain, Plan.parse(plan), 3, params, extra=3), joint_law(TARGET, 3, params)) > HOLDS
 
 
-def hybrid(floor=0.45):
+def hybrid(floor=0.4):
     """A deterministic drafter that says how sure it is, then one that samples."""
     near = table_model("c", 3, like=torch.from_numpy(TARGET))
     return HybridDrafter({"sure": SureArgmaxDrafter(near), "b": toy_chain().members["b"]}, floor)
@@ -161,7 +161,7 @@ def test_both_parts_of_the_hybrid_of_these_tests_speak():
     draw(chain, plan, 3, FREE, draws=2000, extra=4)
     whole, sure, sampled = chain._stages[plan][0].drain("target", "hybrid")
     assert [part.drafter for part in (sure, sampled)] == ["hybrid.sure", "hybrid.b"]
-    assert min(sum(sure.drafted), sum(sampled.drafted)) > 0.1 * sum(whole.drafted)
+    assert min(sum(sure.drafted), sum(sampled.drafted)) > 0.05 * sum(whole.drafted)
     assert sum(sure.drafted) + sum(sampled.drafted) == sum(whole.drafted)
     assert sum(sure.accepted) + sum(sampled.accepted) == sum(whole.accepted)
 
