@@ -11,11 +11,11 @@ from torch import Tensor
 
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.clock import WallClock
-from adaspec.decoding.drafter import Batch, Drafter, ModelDrafter, Stage, Verdict
+from adaspec.decoding.drafter import Batch, Drafter, EdgeTally, ModelDrafter, Stage, Verdict
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import Sampler, SamplingParams
-from adaspec.decoding.shadow import Shadow
+from adaspec.decoding.shadow import Shadow, overhear
 from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import Context, Plan
 
@@ -240,6 +240,11 @@ class Chain:
                 shadow.skip()
             else:
                 outcomes.append(shadow.score(self._batch, self.target.name, drafter))
+        for stage, (_, drafter, window) in list(zip(self._stages[plan], plan.edges()))[1:]:
+            if stage.proposals and drafter not in self._shadows:
+                tally = EdgeTally(window)
+                overhear(self._batch, stage.proposals, tally)
+                outcomes.append(tally.drain(self.target.name, drafter))
         return tuple(outcome for outcome in outcomes if outcome.verifications)
 
     def emit(self, plan: Plan, limits: Tensor) -> Verdict:

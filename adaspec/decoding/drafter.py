@@ -58,6 +58,15 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class Proposal:
+    """A draft with the lengths [B] that it continued and the number of tokens [B] that it was asked for."""
+
+    start: Tensor
+    asked: Tensor
+    draft: Draft
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Tokens emitted by a verification, [B, m + 1] of which ``counts`` [B] are real, each with its verifier's law.
 
@@ -193,6 +202,7 @@ class Stage(Drafter):
         self.stop = stop
         self.tally = EdgeTally(window)
         self.part_tallies: dict[str, EdgeTally] = {}
+        self.proposals: list[Proposal] = []  # the deterministic ones of the running round
         inner.attach(verifier)
 
     @property
@@ -221,7 +231,7 @@ class Stage(Drafter):
         sequence.truncate(start)
         sequence.append(tokens, counts)
         self.rollback(torch.where(active, start + counts - 1, sequence.capacity))
-        self._record(batch, draft, asked, result.accepted)
+        self._record(batch, Proposal(start, asked, draft), result.accepted)
         self.tally.draft_seconds += drafted - began
         self.tally.verify_seconds += clock.now() - drafted
         return Verdict(tokens, counts, law, logits)
@@ -250,8 +260,9 @@ class Stage(Drafter):
         tokens = padded.scatter(1, accepted[:, None], following[:, None])
         return tokens, torch.where(active, batch.cut(tokens, accepted + 1), 0)
 
-    def _record(self, batch: Batch, draft: Draft, asked: Tensor, accepted: Tensor) -> None:
+    def _record(self, batch: Batch, proposal: Proposal, accepted: Tensor) -> None:
         """A draft that ended at a stop token was not asked for more."""
+        asked, draft = proposal.asked, proposal.draft
         if draft.tokens.shape[1]:
             last = draft.tokens.gather(1, (draft.counts - 1).clamp(min=0)[:, None])
             ended = batch.is_stop(last)[:, 0] & (draft.counts > 0)
@@ -262,6 +273,8 @@ class Stage(Drafter):
             tally = self.part_tallies.setdefault(name, EdgeTally(self.window))
             tally.add(asked - before, counts, (accepted - before).minimum(counts))  # below 0: it was not reached
             before = before + counts
+        if draft.law is None:
+            self.proposals.append(replace(proposal, asked=asked))
 
     def drain(self, verifier: str, drafter: str) -> list[EdgeOutcome]:
         """What the edge has shown since the last call, and behind it what each part of a hybrid has.
@@ -269,6 +282,7 @@ class Stage(Drafter):
         A part has its positions counted from its own first token; of seconds only the whole is told.
         """
         name, sign, stop = drafter.partition("?")
+        self.proposals.clear()
         outcomes = [self.tally.drain(verifier, drafter)]
         for part, tally in self.part_tallies.items():
             outcome = tally.drain(verifier, f"{name}.{part}{sign}{stop}")

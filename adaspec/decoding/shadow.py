@@ -1,10 +1,12 @@
-"""Free information: a lookup drafter that is not in the plan is scored on what is committed anyway."""
+"""Free information: drafters that the target has not verified are scored on what is committed anyway."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
-from adaspec.decoding.drafter import Batch, EdgeTally
+from adaspec.decoding.drafter import Batch, EdgeTally, Proposal
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.outcome import EdgeOutcome
 
@@ -53,3 +55,21 @@ class Shadow:
 
     def _propose(self, batch: Batch, row: int, position: int) -> list[int]:
         return self._drafter.guess(row, batch.sequence.tokens[row], position, position, self._window, self._stop)[0]
+
+
+def overhear(batch: Batch, proposals: Iterable[Proposal], tally: EdgeTally) -> None:
+    """Adds what committed tokens say of deterministic proposals that a middle stage has verified.
+
+    A proposal behind a prefix that was then committed is what the drafter would have told the target there, and the
+    tokens committed next have the target's law: where they agree it would have been accepted. What is behind the
+    committed text stays undecided; where that ends depends on nothing behind it.
+    """
+    ends = batch.sequence.lengths
+    for proposal in proposals:
+        tokens = proposal.draft.tokens
+        known = (ends - proposal.start).clamp(min=0)  # 0 also where the prefix was not committed
+        offered = torch.minimum(proposal.draft.counts, known)
+        same = tokens == batch.sequence.slice(proposal.start, tokens.shape[1])
+        steps = torch.arange(tokens.shape[1], device=tokens.device)
+        accepted = (same & (steps < offered[:, None])).long().cumprod(1).sum(1)
+        tally.add(torch.minimum(proposal.asked, known), offered, accepted)
