@@ -11,10 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adaspec.options import add_models, add_store, read_setup
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from adaspec.assemble import Assembly, Setup
+    from adaspec.assemble import Assembly
     from adaspec.compare import Comparison
     from adaspec.decoding.generate import Generation, Request
 
@@ -81,14 +83,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.add_argument("prompts", nargs="+", metavar="PROMPT", help="text to answer; - reads standard input")
     generate.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
-    _add_models(generate)
+    add_models(generate)
     _add_sampling(generate)
     generate.add_argument("--compare", action="store_true", help="also run plain decoding and the best fixed plan")
     generate.add_argument("--json", action="store_true", help="one JSON object as the only line on standard output")
     generate.set_defaults(run=_generate)
     demo = commands.add_parser("demo", help="three prompts of different character, against plain decoding")
-    _add_models(demo)
+    add_models(demo)
     demo.set_defaults(run=_demo)
+    corpus = commands.add_parser(
+        "index-corpus",
+        help="count what follows what in text files, to back the lookup drafter (--corpus)",
+        description="Writes the most frequent next token of every n-gram of text files, for the tokenizer of a target.",
+    )
+    corpus.add_argument("files", nargs="+", type=Path, metavar="FILE", help="UTF-8 text")
+    corpus.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the index to write")
+    add_store(corpus)
+    corpus.add_argument("--max-ngram", type=int, default=4, metavar="N", help="longest context (default: %(default)s)")
+    corpus.add_argument(
+        "--min-count", type=int, default=2, metavar="N", help="least occurrences of what is kept (default: %(default)s)"
+    )
+    corpus.set_defaults(run=_index_corpus)
     models = commands.add_parser("models", help="list or fetch models").add_subparsers(required=True, metavar="ACTION")
     listing = models.add_parser("list", help="known and converted models, and where they lie")
     getting = models.add_parser("get", help="fetch (and convert) a model")
@@ -98,36 +113,6 @@ def _parser() -> argparse.ArgumentParser:
     listing.set_defaults(run=_list_models)
     getting.set_defaults(run=_get_model)
     return parser
-
-
-def _add_models(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("models and plans")
-    group.add_argument("--target", default="smollm2-135m", help="model that defines the text (default: %(default)s)")
-    group.add_argument(
-        "--drafter",
-        action="append",
-        metavar="[NAME=]SOURCE",
-        help="repeatable: lookup, lookup:MIN-MAX (n-grams), a precision such as int8 (the target's own weights in it), "
-        "or a model (default: lookup)",
-    )
-    group.add_argument("--plan", metavar="PLAN", help="pin one plan, such as target/mid/draft:8,3, or target")
-    group.add_argument("--windows", default="2,4,8", help="windows to choose from (default: %(default)s)")
-    group.add_argument("--inner-windows", default="2,4", help="the same beneath a middle model (default: %(default)s)")
-    group.add_argument("--max-depth", type=int, default=3, help="longest chain (default: %(default)s)")
-    group.add_argument("--corpus", type=Path, metavar="FILE", help="text whose n-grams back the lookup drafter")
-    group.add_argument("--plain", action="store_true", help="decode plainly, also a model that cannot be rolled back")
-    group.add_argument(
-        "--precision",
-        default="fp16",
-        help="of the weights: float32, fp16, int8, stock (torch's own layers) (default: %(default)s)",
-    )
-    group.add_argument("--device", default="cpu", help="cpu, cuda, ... (default: %(default)s)")
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: measured at the start)")
-    group.add_argument("--cache-length", type=int, default=2048, help="tokens, prompt included (default: %(default)s)")
-    group.add_argument("--cache-dir", type=Path, metavar="DIR", help="where converted models are kept")
-    group.add_argument("--offline", action="store_true", help="use only what is on this machine")
-    group.add_argument("--trust-remote-code", action="store_true", help="run code that comes with a model")
-    group.add_argument("--seed", type=int, default=0, help="of sampling and of the controller (default: %(default)s)")
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -140,37 +125,6 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--repetition-penalty", type=float, default=1.0, help="1 is off")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="repeatable: end before this text")
     group.add_argument("--logprobs", action="store_true", help="with --json: log-probability of every token")
-
-
-def _setup(arguments: argparse.Namespace) -> Setup:
-    from adaspec.assemble import DrafterSpec, Setup
-    from adaspec.plan import Plan
-
-    return Setup(
-        target=arguments.target,
-        drafters=tuple(DrafterSpec.parse(text) for text in arguments.drafter or ["lookup"]),
-        plan=None if arguments.plan is None else Plan.parse(arguments.plan),
-        windows=_numbers("--windows", arguments.windows),
-        inner_windows=_numbers("--inner-windows", arguments.inner_windows),
-        max_depth=arguments.max_depth,
-        precision=arguments.precision,
-        device=arguments.device,
-        threads=arguments.threads,
-        cache_length=arguments.cache_length,
-        corpus=arguments.corpus,
-        plain=arguments.plain,
-        seed=arguments.seed,
-        offline=arguments.offline,
-        trust_remote_code=arguments.trust_remote_code,
-        cache_dir=arguments.cache_dir,
-    )
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"{option} is a list of numbers like 2,4,8, got {text!r}") from None
 
 
 def _consoles(machine: bool) -> tuple[Console, Console]:
@@ -200,7 +154,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         raise ValueError(f"max_new_tokens is at least 1, got {arguments.max_new_tokens}")
     if not all(arguments.stop):
         raise ValueError("a stop string may not be empty")
-    setup = _setup(arguments)
+    setup = read_setup(arguments)
     prompts = [_prompt(prompt) for prompt in arguments.prompts]
     text, notes = _consoles(arguments.json)
     with progress(notes) as tell:
@@ -333,7 +287,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     from adaspec.decoding.sampling import GREEDY
     from adaspec.terminal import comparison_line, plan_table, progress
 
-    setup = _setup(arguments)
+    setup = read_setup(arguments)
     text, notes = _consoles(False)
     with progress(notes) as tell:
         assembly = assemble(setup, tell)
@@ -350,6 +304,31 @@ def _demo(arguments: argparse.Namespace) -> int:
         text.print(plan_table(plan_uses(generation, assembly.controller)))
         same = generation.completions[0].tokens == plain.completions[0].tokens
         text.print(comparison_line(generation, plain), "(same text)" if same else "(TEXTS DIFFER)")
+    return 0
+
+
+def _index_corpus(arguments: argparse.Namespace) -> int:
+    from adaspec.decoding.corpus import CorpusIndex, identity, read_tokens
+    from adaspec.decoding.model import load_tokenizer
+    from adaspec.decoding.store import resolve
+    from adaspec.terminal import progress
+
+    for option, value in (("--max-ngram", arguments.max_ngram), ("--min-count", arguments.min_count)):
+        if value < 1:
+            raise ValueError(f"{option} is at least 1, got {value}")
+    for path in arguments.files:
+        if not path.is_file():
+            raise ValueError(f"the corpus {path} is no file")
+    text, notes = _consoles(False)
+    with progress(notes) as tell:
+        source = resolve(arguments.target, offline=arguments.offline, progress=tell, cache_dir=arguments.cache_dir)
+        tokenizer = load_tokenizer(source, trust_remote_code=arguments.trust_remote_code)
+        tokens = read_tokens(arguments.files, tokenizer, tell)
+        index = CorpusIndex.build(tokens, range(1, arguments.max_ngram + 1), arguments.min_count, tell)
+        tell(f"write {arguments.output.name}", None)
+        made_for = {"identity": identity(tokenizer), "name": arguments.target}
+        index.save(arguments.output, {"tokenizer": made_for, "corpus_tokens": len(tokens)})
+    text.print(f"{arguments.output}: {len(index)} n-grams of {len(tokens)} tokens", soft_wrap=True)
     return 0
 
 

@@ -61,8 +61,20 @@ def toy_chain(**drafters: Drafter) -> Chain:
 class ArgmaxDrafter(ModelDrafter):
     """A model that always proposes its most likely token: deterministic, as a lookup is."""
 
-    def propose(self, batch: Batch, limits: Tensor) -> Draft:
-        return super().propose(dataclasses.replace(batch, sampler=Sampler([GREEDY])), limits)
+    def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
+        return super().propose(dataclasses.replace(batch, sampler=Sampler([GREEDY])), limits, stop)
+
+
+class SureArgmaxDrafter(ArgmaxDrafter):
+    """An ``ArgmaxDrafter`` that says how sure it is, as a lookup does: by the probability of its choice."""
+
+    def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
+        start = batch.sequence.lengths
+        draft = super().propose(batch, limits, stop)
+        width = draft.tokens.shape[1]
+        before = [batch.sequence.slice(start - offset, width) for offset in (2, 1)]
+        sure = self.model.table[before[0], before[1]].softmax(-1).amax(-1)
+        return dataclasses.replace(draft, confidence=sure)
 
 
 def reference_law(table: np.ndarray, text: Sequence[int], params: SamplingParams) -> np.ndarray:

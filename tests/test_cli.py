@@ -9,60 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MambaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-    PreTrainedTokenizerFast,
-)
+from saved_models import SIZES, other_tokenizer, save_model
+from transformers import MambaConfig, MistralConfig
 
 from adaspec.cli import main
 from adaspec.decoding.generate import Generator
-
-TEXT = "the quick brown fox jumps over the lazy dog and runs along the river bank again and again " * 4
-
-
-SIZES = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-
-
-def save_model(folder: Path, *, words: int = 300, config: PreTrainedConfig | None = None) -> Path:
-    """A tiny model (a Llama by default) with a byte-level BPE tokenizer of its own."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=words, initial_alphabet=alphabet))
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config or LlamaConfig(**SIZES)).eval().save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_model(tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture
-def generate(model: str):
-    return lambda *options: main(
-        ["generate", "the quick brown", "--target", model, "--threads", "1", "--max-new-tokens", "24", *options]
-    )
 
 
 def test_json_is_the_only_line_on_standard_output_and_holds_what_it_must(generate, capsys) -> None:
@@ -139,6 +91,26 @@ BAD = [
     (["--drafter", "lookup:4-2"], "4 .. 2"),
     (["--drafter", "lookup:"], "lookup:MIN-MAX"),
     (["--stop", ""], "stop string"),
+    (["--stops", "0,x"], "0,x"),
+    (["--stops", "1.5"], "1.5"),
+    (["--drafter", "bridge:"], "bridge:SOURCE"),
+    (["--drafter", "python:nothing"], "python:module.Class"),
+    (["--drafter", "python:no.such.Thing"], "no.such.Thing"),
+    (["--drafter", "python:json.JSONDecodeError"], "JSONDecodeError"),
+    (["--drafter", "x=lookup+nobody"], "lookup+nobody"),
+    (
+        [
+            "--drafter",
+            "lookup",
+            "--drafter",
+            "int8",
+            "--drafter",
+            "lookup+int8",
+            "--plan",
+            "target/int8/lookup+int8:4,2",
+        ],
+        "'int8' would verify its own drafts",
+    ),
     (["--corpus", "/no/such/file"], "/no/such/file"),
     (["--device", "nowhere"], "nowhere"),
     (["--seed", str(2**70)], str(2**70)),
@@ -233,15 +205,11 @@ def test_an_empty_prompt_is_refused(model: str, capsys) -> None:
 def test_a_drafter_with_another_tokenizer_is_refused_with_both_names_and_the_overlap(
     generate, model: str, tmp_path: Path, capsys
 ) -> None:
-    other = save_model(tmp_path / "other", words=270)
-    tokenizer = json.loads((other / "tokenizer.json").read_text())
-    words = tokenizer["model"]["vocab"]
-    first, second = list(words)[:2]
-    words[first], words[second] = words[second], words[first]
-    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    assert generate("--drafter", str(other)) == 2
+    other = other_tokenizer(tmp_path / "other")
+    assert generate("--drafter", other) == 2
     complaint = capsys.readouterr().err.splitlines()[-1]
-    assert str(other) in complaint
+    assert other in complaint
+    assert f"bridge:{other}" in complaint
     assert model in complaint
     assert "%" in complaint
 

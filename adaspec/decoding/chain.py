@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.clock import WallClock
-from adaspec.decoding.drafter import Batch, Drafter, ModelDrafter, Stage, Verdict
+from adaspec.decoding.drafter import Batch, Drafter, EdgeTally, ModelDrafter, Stage, Verdict
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import Sampler, SamplingParams
-from adaspec.decoding.shadow import Shadow
+from adaspec.decoding.shadow import Shadow, overhear
 from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import Context, Plan
 
@@ -116,35 +116,43 @@ class Chain:
         for name in plan.models:
             if name not in self.members:
                 raise ValueError(f"plan {plan} names {name!r}; known are {', '.join(self.members)}")
-        if plan.stop:
-            raise ValueError(f"plan {plan}: no drafter here stops early yet")
         if plan.target != self.target.name:
             raise ValueError(f"plan {plan} has the target {plan.target!r}, this chain has {self.target.name!r}")
+        if not plan.windows:
+            return []
         last = self.members[plan.models[-1]]
-        if isinstance(last, LanguageModel) and plan.windows:
-            self._refuse_stateful(last)
         inner: Drafter = ModelDrafter(last) if isinstance(last, LanguageModel) else last
+        for model in inner.models:
+            self._refuse_stateful(model)
         stages: list[Stage] = []
         for name, window in reversed(list(zip(plan.models, plan.windows))):
             verifier = self.members[name]
             if not isinstance(verifier, LanguageModel):
                 raise ValueError(f"plan {plan}: {name!r} can only draft, not verify")
+            if verifier in inner.models:
+                raise ValueError(f"plan {plan}: {name!r} would verify its own drafts in {plan.models[-1]!r}")
             self._refuse_stateful(verifier)
-            inner = Stage(verifier, inner, window)
+            inner = Stage(verifier, inner, window, 0.0 if stages else plan.stop)
             stages.insert(0, inner)
         return stages
 
     def _build_shadows(self) -> dict[str, Shadow]:
-        """A shadow for each lookup drafter of the prepared plans, of its longest window beneath the target."""
-        windows: dict[str, int] = {}
+        """A shadow for each lookup drafter right beneath the target in a prepared plan, of its longest window there.
+
+        Keyed by the edge's name of the drafter: stopping early it is scored apart.
+        """
+        longest: dict[tuple[str, str, float], int] = {}
         for plan in self._stages:
-            for verifier, drafter, window in plan.edges():
-                if verifier == self.target.name:
-                    windows[drafter] = max(window, windows.get(drafter, 0))
-        members = {name: self.members[name] for name in windows}
-        return {
-            name: Shadow(member, windows[name]) for name, member in members.items() if isinstance(member, LookupDrafter)
-        }
+            if plan.depth == 2:
+                _, drafter, window = next(plan.edges())
+                key = drafter, plan.models[1], plan.stop
+                longest[key] = max(window, longest.get(key, 0))
+        shadows = {}
+        for (drafter, name, stop), window in longest.items():
+            member = self.members[name]
+            if isinstance(member, LookupDrafter):
+                shadows[drafter] = Shadow(member, window, stop)
+        return shadows
 
     @staticmethod
     def _refuse_stateful(model: LanguageModel) -> None:
@@ -217,20 +225,26 @@ class Chain:
         scored = self._score(plan)
         seconds = self._clock.now() - began
         passes, catch_up = self._clock.drain()
-        edges = tuple(
-            stage.tally.drain(verifier, drafter)
-            for stage, (verifier, drafter, _) in zip(self._stages[plan], plan.edges())
-        )
+        drained = [
+            stage.drain(verifier, drafter) for stage, (verifier, drafter, _) in zip(self._stages[plan], plan.edges())
+        ]
+        edges = (*(own for own, *_ in drained), *(part for _, *parts in drained for part in parts))
         outcome = RoundOutcome(sum(map(len, tokens)), seconds, rows, catch_up, edges, passes, scored)
         return Round(tokens, logprobs, finished, outcome)
 
     def _score(self, plan: Plan) -> tuple[EdgeOutcome, ...]:
+        played = {drafter for verifier, drafter, _ in plan.edges() if verifier == self.target.name}
         outcomes = []
-        for name, shadow in self._shadows.items():
-            if name in plan.models:
+        for drafter, shadow in self._shadows.items():
+            if drafter in played:
                 shadow.skip()
             else:
-                outcomes.append(shadow.score(self._batch, self.target.name))
+                outcomes.append(shadow.score(self._batch, self.target.name, drafter))
+        for stage, (_, drafter, window) in list(zip(self._stages[plan], plan.edges()))[1:]:
+            if stage.proposals and drafter not in self._shadows:
+                tally = EdgeTally(window)
+                overhear(self._batch, stage.proposals, tally)
+                outcomes.append(tally.drain(self.target.name, drafter))
         return tuple(outcome for outcome in outcomes if outcome.verifications)
 
     def emit(self, plan: Plan, limits: Tensor) -> Verdict:
@@ -267,13 +281,15 @@ class Chain:
     def profile(self, shapes: Mapping[str, Iterable[int]], *, batch_size: int = 1, repeats: int = 3) -> list[Pass]:
         """Times the passes of the given models and query lengths on a short made-up text; the median of ``repeats``.
 
-        Ends the batch that is being decoded.
+        A drafter that runs models stands for the last of them. Ends the batch that is being decoded.
         """
         measured = []
         for name, lengths in shapes.items():
-            model = self.members[name]
-            if isinstance(model, LanguageModel) and not model.rollback_obstacle:
-                measured += [self._time(model, length, batch_size, repeats) for length in sorted(lengths)]
+            member = self.members[name]
+            model = next(reversed(member.models), None) if isinstance(member, Drafter) else member
+            if model is not None and not model.rollback_obstacle:
+                passes = [self._time(model, length, batch_size, repeats) for length in sorted(lengths)]
+                measured += [replace(each, model=name) for each in passes]
         return measured
 
     def _time(self, model: LanguageModel, query_len: int, batch_size: int, repeats: int) -> Pass:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.clock import WallClock
+from adaspec.decoding.confidence import sure_enough
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.sampling import Sampler
 from adaspec.outcome import EdgeOutcome
@@ -44,11 +45,25 @@ class Draft:
     """Proposed tokens [B, m], ``counts`` [B] of them real, and the laws [B, m, V] they were drawn from.
 
     ``law`` is None when the proposal is deterministic given the sequence (lookup, greedy models): a one-hot law.
+    ``confidence`` [B, m]: how sure the drafter is of each token, a function of the tokens before it alone; only told
+    of proposals that are deterministic whatever the sampling (so that a token may even be dropped for it).
+    ``parts``: name and number of tokens [B] of each part of a hybrid, in the order in which they follow one another.
     """
 
     tokens: Tensor
     counts: Tensor
     law: Tensor | None
+    confidence: Tensor | None = None
+    parts: tuple[tuple[str, Tensor], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A draft with the lengths [B] that it continued and the number of tokens [B] that it was asked for."""
+
+    start: Tensor
+    asked: Tensor
+    draft: Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +80,35 @@ class Verdict:
 
 
 class Drafter(ABC):
-    """Proposes tokens that continue the sequence of a batch. ``clock`` is replaced by that of its chain."""
+    """Proposes tokens that continue the sequence of a batch. ``clock`` is replaced by that of its chain.
+
+    ``one_pass``: it proposes a whole window in one pass, as a lookup does.
+    """
+
+    one_pass = False
 
     def __init__(self) -> None:
         self.clock = WallClock()
 
+    @property
+    def models(self) -> tuple[LanguageModel, ...]:
+        """The models it runs, whose caches thus hold its drafts."""
+        return ()
+
     @abstractmethod
-    def propose(self, batch: Batch, limits: Tensor) -> Draft:
+    def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
         """Appends up to ``limits`` [B] tokens to ``batch.sequence`` and returns them.
 
-        A row ends early at a stop token. Every token must be drawn from the law that is returned for it, and a
-        decision to end early may depend only on the tokens that are kept (losslessness rests on both).
+        A row ends early at a stop token, and behind the first token of which the drafter was less sure than ``stop``
+        (``confidence.sure_enough``; a drafter that does not know how sure it is takes no notice). Every token must be
+        drawn from the law that is returned for it, and a decision to end early may depend only on the tokens that
+        are kept (losslessness rests on both).
         """
 
-    @abstractmethod
-    def rollback(self, lengths: Tensor) -> None:
+    def rollback(self, lengths: Tensor) -> None:  # noqa: B027 - nothing to do where only committed tokens are read
         """Forgets what was seen behind ``lengths`` [B]."""
 
-    @abstractmethod
-    def start(self, batch_size: int, capacity: int) -> None:
+    def start(self, batch_size: int, capacity: int) -> None:  # noqa: B027 - nothing to do where nothing is kept
         """Begins ``batch_size`` new sequences of at most ``capacity`` tokens."""
 
     def attach(self, verifier: LanguageModel) -> None:  # noqa: B027 - most drafters need nothing of it
@@ -97,13 +122,17 @@ class ModelDrafter(Drafter):
         super().__init__()
         self.model = model
 
+    @property
+    def models(self) -> tuple[LanguageModel, ...]:
+        return (self.model,)
+
     def start(self, batch_size: int, capacity: int) -> None:
         self.model.start(batch_size, capacity)
 
     def rollback(self, lengths: Tensor) -> None:
         self.model.rollback(lengths)
 
-    def propose(self, batch: Batch, limits: Tensor) -> Draft:
+    def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
         sequence = batch.sequence
         tokens, laws = [], []
         counts = torch.zeros_like(limits)
@@ -115,6 +144,7 @@ class ModelDrafter(Drafter):
             sequence.append(token[:, None], active.long())
             counts = counts + active
             active = active & (counts < limits) & ~batch.is_stop(token[:, None])[:, 0]
+            active = active & sure_enough(logits[:, 0], stop)
             tokens.append(token)
             laws.append(law)
         if not tokens:
@@ -161,20 +191,23 @@ class Stage(Drafter):
     """A model that verifies what a drafter proposes, ``window`` tokens at a time; itself a drafter.
 
     Given the past every token it emits has exactly the verifier's law, and goes out with that law: the right proposal
-    for a stage above. Induction gives exactness at any depth.
+    for a stage above. Induction gives exactness at any depth. ``stop``: see ``Drafter.propose``, of the inner one.
     """
 
-    def __init__(self, verifier: LanguageModel, inner: Drafter, window: int) -> None:
+    def __init__(self, verifier: LanguageModel, inner: Drafter, window: int, stop: float = 0.0) -> None:
         super().__init__()
         self.verifier = verifier
         self.inner = inner
         self.window = window
+        self.stop = stop
         self.tally = EdgeTally(window)
+        self.part_tallies: dict[str, EdgeTally] = {}
+        self.proposals: list[Proposal] = []  # the deterministic ones of the running round
         inner.attach(verifier)
 
-    def start(self, batch_size: int, capacity: int) -> None:
-        self.verifier.start(batch_size, capacity)
-        self.inner.start(batch_size, capacity)
+    @property
+    def models(self) -> tuple[LanguageModel, ...]:
+        return (self.verifier, *self.inner.models)
 
     def rollback(self, lengths: Tensor) -> None:
         self.verifier.rollback(lengths)
@@ -189,7 +222,7 @@ class Stage(Drafter):
         began = clock.now()
         start, active = sequence.lengths, limits > 0
         asked = (limits - 1).clamp(0, self.window)
-        draft = self.inner.propose(batch, asked)
+        draft = self.inner.propose(batch, asked, self.stop)
         drafted = clock.now()
         first = start - 1
         logits = self.verifier.logits(sequence, first, draft.tokens.shape[1] + 1, active)
@@ -198,12 +231,13 @@ class Stage(Drafter):
         sequence.truncate(start)
         sequence.append(tokens, counts)
         self.rollback(torch.where(active, start + counts - 1, sequence.capacity))
-        self._record(batch, draft, asked, result.accepted)
+        self._record(batch, Proposal(start, asked, draft), result.accepted)
         self.tally.draft_seconds += drafted - began
         self.tally.verify_seconds += clock.now() - drafted
         return Verdict(tokens, counts, law, logits)
 
-    def propose(self, batch: Batch, limits: Tensor) -> Draft:
+    def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
+        assert not stop, "only the last drafter of a chain stops early"
         start, sequence = batch.sequence.lengths, batch.sequence
         width = int(limits.max())
         law: Tensor | None = None
@@ -213,7 +247,7 @@ class Stage(Drafter):
             verdict = self.verify(batch, remaining)
             if verdict.law is not None:
                 law = verdict.law.new_zeros(len(limits), width, verdict.law.shape[2]) if law is None else law
-                _put_rows(law, counts, verdict.law, verdict.counts)
+                put_rows(law, counts, verdict.law, verdict.counts)
             counts = counts + verdict.counts
             ended = batch.is_stop(sequence.slice(sequence.lengths - 1, 1))[:, 0] & (counts > 0)
             remaining = torch.where(ended, 0, limits - counts)
@@ -226,16 +260,37 @@ class Stage(Drafter):
         tokens = padded.scatter(1, accepted[:, None], following[:, None])
         return tokens, torch.where(active, batch.cut(tokens, accepted + 1), 0)
 
-    def _record(self, batch: Batch, draft: Draft, asked: Tensor, accepted: Tensor) -> None:
+    def _record(self, batch: Batch, proposal: Proposal, accepted: Tensor) -> None:
         """A draft that ended at a stop token was not asked for more."""
+        asked, draft = proposal.asked, proposal.draft
         if draft.tokens.shape[1]:
             last = draft.tokens.gather(1, (draft.counts - 1).clamp(min=0)[:, None])
             ended = batch.is_stop(last)[:, 0] & (draft.counts > 0)
             asked = torch.where(ended, draft.counts, asked)
         self.tally.add(asked, draft.counts, accepted)
+        before = torch.zeros_like(asked)
+        for name, counts in draft.parts:
+            tally = self.part_tallies.setdefault(name, EdgeTally(self.window))
+            tally.add(asked - before, counts, (accepted - before).minimum(counts))  # below 0: it was not reached
+            before = before + counts
+        if draft.law is None:
+            self.proposals.append(replace(proposal, asked=asked))
+
+    def drain(self, verifier: str, drafter: str) -> list[EdgeOutcome]:
+        """What the edge has shown since the last call, and behind it what each part of a hybrid has.
+
+        A part has its positions counted from its own first token; of seconds only the whole is told.
+        """
+        name, sign, stop = drafter.partition("?")
+        self.proposals.clear()
+        outcomes = [self.tally.drain(verifier, drafter)]
+        for part, tally in self.part_tallies.items():
+            outcome = tally.drain(verifier, f"{name}.{part}{sign}{stop}")
+            outcomes.append(replace(outcome, draft_seconds=None, verify_seconds=None))
+        return outcomes
 
 
-def _put_rows(law: Tensor, offsets: Tensor, rows: Tensor, counts: Tensor) -> None:
+def put_rows(law: Tensor, offsets: Tensor, rows: Tensor, counts: Tensor) -> None:
     """Writes the first ``counts`` [B] of ``rows`` [B, n, V] into ``law`` [B, width, V] at ``offsets`` [B]."""
     steps = torch.arange(rows.shape[1], device=rows.device)
     row, step = (steps < counts[:, None]).nonzero(as_tuple=True)

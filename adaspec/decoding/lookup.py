@@ -2,151 +2,231 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import islice
 
 import torch
 from torch import Tensor
 
+from adaspec.decoding.corpus import CorpusIndex
 from adaspec.decoding.drafter import Batch, Draft, Drafter
 
 Gram = tuple[int, ...]
-MAX_CANDIDATES = 32  # occurrences of one n-gram that are ranked, the most recent first
+Match = tuple[int, int]  # position of the token that followed, and how many tokens before it agree
+CANDIDATES = 8  # occurrences of one n-gram that are weighed, the most recent ones
+LONGEST = 16  # tokens of agreement that are told apart
+RECENCY = 0.9  # weight of a candidate relative to the next more recent one
+PRIOR_WEIGHT = 6.0  # copied tokens after which a text's own record counts as much as what was believed beforehand
 
 
-class NgramIndex:
-    """Where each n-gram of one growing token sequence ended, for n in ``sizes``; every token is indexed once."""
+def _believed(length: int) -> float:
+    """How often a text goes on as it did after ``length`` tokens of agreement, before anything is known of it."""
+    return length / (length + 3.0)
+
+
+def check_ngrams(low: int, high: int) -> None:
+    """Tells whether an n-gram range makes sense.
+
+    Raises:
+        ValueError: it is empty or not positive.
+    """
+    if not 1 <= low <= high:
+        raise ValueError(f"the n-gram range must satisfy 1 <= min <= max, got {low} .. {high}")
+
+
+class TextIndex:
+    """Where each n-gram of one growing text ended, and how far the text can be trusted to repeat itself.
+
+    Every token is indexed once, in time that does not depend on the length of the text. On the way one earlier
+    occurrence of the present suffix is followed, and whether it foretold the next token is counted per length of
+    agreement: the record behind ``trust``.
+    """
 
     def __init__(self, sizes: range) -> None:
         self.sizes = sizes
         self.tokens: list[int] = []
-        self._ends: dict[Gram, list[int]] = defaultdict(list)  # positions behind the n-gram, ascending
+        self._ends: dict[Gram, list[int]] = {}  # positions behind the n-gram, ascending
+        self._right = [PRIOR_WEIGHT * _believed(length) for length in range(LONGEST + 1)]
+        self._tried = [PRIOR_WEIGHT] * (LONGEST + 1)
+        self._followed: Match = (0, 0)
+
+    def trust(self, length: int) -> float:
+        """The chance that a match of ``length`` tokens goes on as it did before, from this text's own record."""
+        return self._right[length] / self._tried[length]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Appends committed tokens."""
+        text, ends = self.tokens, self._ends
+        at, length = self._followed
         for token in tokens:
-            self.tokens.append(token)
-            end = len(self.tokens)
+            if length:
+                foretold = text[at] == token
+                self._tried[length] += 1.0
+                self._right[length] += foretold
+                at, length = (at + 1, min(length + 1, LONGEST)) if foretold else (0, 0)
+            text.append(token)
+            end = len(text)
             for size in self.sizes:
-                if size <= end:
-                    self._ends[tuple(self.tokens[end - size : end])].append(end)
+                if size > end:
+                    break
+                known = ends.get(gram := tuple(text[end - size :]))
+                if known is None:
+                    ends[gram] = [end]
+                    continue
+                if length < size:
+                    at, length = known[-1], size
+                known.append(end)
+        self._followed = at, length
 
-    def continuation(self, suffix: Sequence[int], limit: int) -> list[int]:
-        """Up to ``limit`` tokens that followed the longest suffix found, [] when none was found.
+    def matches(self, suffix: Sequence[int], before: int) -> list[Match]:
+        """The latest occurrences of the longest known n-gram that ends ``suffix``, the most recent first.
 
-        Among its occurrences the most frequent next token wins, the most recent on a tie; the most recent occurrence
-        with that token is copied. A copy that reaches the end goes on with what it has copied (a repeating pattern).
+        ``before``: only what ended in front of this position, so that a token followed.
         """
         for size in reversed(self.sizes):
             ends = self._ends.get(tuple(suffix[-size:])) if size <= len(suffix) else None
-            known = [end for end in islice(reversed(ends or ()), MAX_CANDIDATES) if end < len(self.tokens)]
-            if known:
-                votes = Counter(self.tokens[end] for end in known)  # insertion order: the most recent first
-                best = max(votes, key=votes.__getitem__)
-                start = next(end for end in known if self.tokens[end] == best)
-                period = len(self.tokens) - start
-                return [self.tokens[start + step % period] for step in range(limit)]
+            if ends:
+                last = bisect_left(ends, before)
+                known = ends[max(0, last - CANDIDATES) : last]
+                if known:
+                    longer = size == self.sizes[-1]  # of a shorter n-gram it is known that no longer one occurred
+                    return [(end, self._agreement(suffix, end, size) if longer else size) for end in reversed(known)]
         return []
 
-
-class CorpusCounts:
-    """The most frequent next token after each n-gram of a corpus.
-
-    Args:
-        tokens: the corpus as token ids.
-        sizes: n-gram lengths used as contexts.
-        min_count: how often the most frequent continuation must have occurred to be believed.
-    """
-
-    def __init__(self, tokens: Sequence[int], sizes: range = range(1, 5), min_count: int = 2) -> None:
-        counts: dict[Gram, Counter[int]] = defaultdict(Counter)
-        for end in range(1, len(tokens)):
-            for size in sizes:
-                if size <= end:
-                    counts[tuple(tokens[end - size : end])][tokens[end]] += 1
-        self._sizes = sizes
-        self.longest = sizes[-1]
-        self._best = {
-            gram: token
-            for gram, followers in counts.items()
-            for token, count in followers.most_common(1)
-            if count >= min_count
-        }
-
-    def continuation(self, suffix: Sequence[int], limit: int) -> list[int]:
-        """Up to ``limit`` tokens, each the most frequent after the longest known context."""
-        text = list(suffix[-self._sizes[-1] :])
-        found: list[int] = []
-        while len(found) < limit:
-            token = self._next(text)
-            if token is None:
-                break
-            found.append(token)
-            text.append(token)
-        return found
-
-    def _next(self, text: list[int]) -> int | None:
-        for size in reversed(self._sizes):
-            token = self._best.get(tuple(text[-size:])) if size <= len(text) else None
-            if token is not None:
-                return token
-        return None
+    def _agreement(self, suffix: Sequence[int], end: int, size: int) -> int:
+        most = min(LONGEST, len(suffix), end)
+        while size < most and self.tokens[end - size - 1] == suffix[-size - 1]:
+            size += 1
+        return min(size, LONGEST)
 
 
 class LookupDrafter(Drafter):
-    """Proposes what followed the longest matching suffix in prompt and generated text; costs no forward pass.
+    """Proposes what followed the longest matching suffix in prompt, generated text and ``corpus``; no forward pass.
 
-    Where the text has no match, ``corpus`` is asked if given. With neither it stays silent (an empty draft).
+    Earlier occurrences vote for the next token with a weight that doubles per token of agreement and falls with age;
+    the winner's share times the text's ``trust`` in matches of that length is its confidence. The corpus is asked for
+    the same place, and the surer of both is taken. Occurrences that foretold the token go on to vote for the next.
+    The proposal ends where nobody has a candidate surer than ``floor`` or, behind a token, where ``stop`` says so.
+
+    Lossless: all of it, the length included, is a function of the committed and drafted tokens before.
+
+    Args:
+        name: its passes are reported under it.
+        min_ngram, max_ngram: tokens of agreement that are looked for.
+        corpus: what often follows what, elsewhere.
+        floor: confidence of a token below which it is not offered.
 
     Raises:
-        ValueError: an empty or non-positive n-gram range.
+        ValueError: an empty or non-positive n-gram range, or a floor outside [0, 1].
     """
 
+    one_pass = True
+
     def __init__(
-        self, name: str, *, min_ngram: int = 2, max_ngram: int = 4, corpus: CorpusCounts | None = None
+        self,
+        name: str,
+        *,
+        min_ngram: int = 2,
+        max_ngram: int = 4,
+        corpus: CorpusIndex | None = None,
+        floor: float = 0.0,
     ) -> None:
         super().__init__()
-        if not 1 <= min_ngram <= max_ngram:
-            raise ValueError(f"the n-gram range must satisfy 1 <= min <= max, got {min_ngram} .. {max_ngram}")
+        check_ngrams(min_ngram, max_ngram)
+        if not 0.0 <= floor <= 1.0:
+            raise ValueError(f"a lookup's floor lies in [0, 1], got {floor}")
         self.name = name
         self._sizes = range(min_ngram, max_ngram + 1)
         self._corpus = corpus
-        self._longest = max_ngram if corpus is None else max(max_ngram, corpus.longest)
-        self._rows: list[NgramIndex] = []
+        self._floor = floor
+        self._reach = max(LONGEST, max_ngram, corpus.longest if corpus else 0)
+        self._rows: list[TextIndex] = []
 
     def start(self, batch_size: int, capacity: int) -> None:
-        self._rows = [NgramIndex(self._sizes) for _ in range(batch_size)]
+        self._rows = [TextIndex(self._sizes) for _ in range(batch_size)]
 
-    def rollback(self, lengths: Tensor) -> None:
-        """Nothing to do: only committed tokens are indexed."""
-
-    def propose(self, batch: Batch, limits: Tensor) -> Draft:
+    def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
         sequence = batch.sequence
-        context = int(sequence.lengths.max())
-        with self.clock.measure(self.name, 1, sequence.batch_size, context):
-            found = [self._row(batch, index, limit) for index, limit in enumerate(limits.tolist())]
-            counts = torch.tensor([len(tokens) for tokens in found], device=limits.device)
-            width = max(map(len, found))
-            padded = [tokens + [0] * (width - len(tokens)) for tokens in found]
-            tokens = torch.tensor(padded, dtype=torch.long, device=limits.device).view(len(found), width)
-            counts = batch.cut(tokens, counts)
-            sequence.append(tokens, counts)
-        return Draft(tokens, counts, None)
+        lengths, asked = sequence.lengths.tolist(), limits.tolist()
+        with self.clock.measure(self.name, 1, sequence.batch_size, max(lengths)):
+            committed, stops = batch.committed.tolist(), batch.stop_ids.tolist()
+            guesses = [
+                self.guess(row, sequence.tokens[row], committed[row], lengths[row], limit, stop, stops[row])
+                if limit
+                else ([], [])
+                for row, limit in enumerate(asked)
+            ]
+            width = max(len(tokens) for tokens, _ in guesses)
+            counts = torch.tensor([len(tokens) for tokens, _ in guesses], device=limits.device)
+            tokens = _padded([tokens for tokens, _ in guesses], width, torch.long, limits.device)
+            sure = _padded([sure for _, sure in guesses], width, torch.float32, limits.device)
+            if width:
+                sequence.append(tokens, counts)
+        return Draft(tokens, counts, None, sure)
 
-    def _row(self, batch: Batch, row: int, limit: int) -> list[int]:
-        if limit == 0:
-            return []
-        length, committed = int(batch.sequence.lengths[row]), int(batch.committed[row])
-        return self.guess(row, batch.sequence.tokens[row], committed, length, limit)
+    def guess(
+        self,
+        row: int,
+        tokens: Tensor,
+        committed: int,
+        length: int,
+        limit: int,
+        stop: float = 0.0,
+        stop_ids: Sequence[int] = (),
+    ) -> tuple[list[int], list[float]]:
+        """Up to ``limit`` tokens to follow the first ``length`` of ``tokens`` [capacity + 1], and how sure each is.
 
-    def guess(self, row: int, tokens: Tensor, committed: int, length: int, limit: int) -> list[int]:
-        """Up to ``limit`` tokens to follow the first ``length`` of ``tokens`` [capacity + 1].
-
-        Those before ``committed`` are indexed once and for all; calls for one row never go back behind them.
+        The tokens before ``committed`` are indexed once and for all; a later call may ask about an earlier place, and
+        then nothing behind that place is read.
         """
         index = self._rows[row]
-        index.extend(tokens[len(index.tokens) : committed].tolist())
-        suffix = tokens[max(0, length - self._longest) : length].tolist()
-        found = index.continuation(suffix, limit)
-        return found if found or self._corpus is None else self._corpus.continuation(suffix, limit)
+        if len(index.tokens) < committed:
+            index.extend(tokens[len(index.tokens) : committed].tolist())
+        first = max(0, min(committed, length - self._reach))
+        text = tokens[first:length].tolist()
+        found: list[int] = []
+        sure: list[float] = []
+        live: list[Match] = []
+        while len(found) < limit:
+            live = live or index.matches(text, committed)
+            votes = [(_token(index, text, at, committed, first), agreed) for at, agreed in live]
+            token, confidence = _winner(index, votes)
+            if self._corpus is not None:
+                other, believed = self._corpus.next(text)
+                token, confidence = (other, believed) if believed > confidence else (token, confidence)
+            if confidence <= 0.0 or confidence < self._floor:
+                break
+            found.append(token)
+            sure.append(confidence)
+            text.append(token)
+            if confidence < stop or token in stop_ids:
+                break
+            live = [(at + 1, min(agreed + 1, LONGEST)) for (at, agreed), (vote, _) in zip(live, votes) if vote == token]
+        return found, sure
+
+
+def _token(index: TextIndex, text: list[int], at: int, committed: int, first: int) -> int:
+    """The token at a position: from the index where it is committed, else from ``text``, which begins at ``first``."""
+    return index.tokens[at] if at < committed else text[at - first]
+
+
+def _winner(index: TextIndex, votes: list[tuple[int, int]]) -> tuple[int, float]:
+    """The token with the most weight among (token, agreement), and its confidence; (-1, 0) without votes."""
+    if not votes:
+        return -1, 0.0
+    best, longest = votes[0][0], max(agreed for _, agreed in votes)
+    if all(token == best for token, _ in votes):
+        return best, index.trust(longest)
+    weights: dict[int, float] = {}
+    weight = 1.0
+    for token, agreed in votes:
+        weights[token] = weights.get(token, 0.0) + weight * 2.0 ** (agreed - longest)
+        weight *= RECENCY
+    best = max(weights, key=weights.__getitem__)
+    length = max(agreed for token, agreed in votes if token == best)
+    return best, weights[best] / sum(weights.values()) * index.trust(length)
+
+
+def _padded(rows: Sequence[Sequence[float]], width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    padded = [[*row, *[0] * (width - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=dtype, device=device).view(len(rows), width)

@@ -281,12 +281,18 @@ def check_same_tokenizer(
     ours, theirs = target.get_vocab(), drafter.get_vocab()
     shared = sum(theirs.get(token) == index for token, index in ours.items())
     clash = any(theirs.get(token, index) != index for token, index in ours.items())
-    larger = max(len(ours), len(theirs))
     if clash or shared < 0.99 * min(len(ours), len(theirs)):
         raise ValueError(
             f"{drafter_name} cannot draft for {target_name}: different tokenizers "
-            f"({shared} of {larger} tokens agree, {100 * shared / larger:.1f} %)"
+            f"({tokenizer_overlap(target, drafter)}); bridge:{drafter_name} drafts through its text"
         )
+
+
+def tokenizer_overlap(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase) -> str:
+    """How many ids mean the same token on both sides, in words."""
+    ours, theirs = target.get_vocab(), drafter.get_vocab()
+    shared, larger = sum(theirs.get(token) == index for token, index in ours.items()), max(len(ours), len(theirs))
+    return f"{shared} of {larger} tokens agree, {100 * shared / larger:.1f} %"
 
 
 def stop_token_ids(module: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

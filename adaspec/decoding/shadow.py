@@ -1,10 +1,12 @@
-"""Free information: a lookup drafter that is not in the plan is scored on what is committed anyway."""
+"""Free information: drafters that the target has not verified are scored on what is committed anyway."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
-from adaspec.decoding.drafter import Batch, EdgeTally
+from adaspec.decoding.drafter import Batch, EdgeTally, Proposal
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.outcome import EdgeOutcome
 
@@ -15,11 +17,15 @@ class Shadow:
     Committed tokens have the target's law whatever plan drew them, so a deterministic proposal is accepted as often
     here as it would be in play: its next tokens are compared, counted up to the first difference, and the drafter
     goes on behind it.
+
+    Args:
+        drafter: the lookup.
+        window, stop: of the plans it is scored for.
     """
 
-    def __init__(self, drafter: LookupDrafter, window: int) -> None:
+    def __init__(self, drafter: LookupDrafter, window: int, stop: float = 0.0) -> None:
         self._drafter = drafter
-        self._window = window
+        self._window, self._stop = window, stop
         self._tally = EdgeTally(window)
         self._open: dict[int, tuple[int, list[int]]] = {}  # row -> (position, tokens proposed there)
 
@@ -27,11 +33,11 @@ class Shadow:
         """The drafter plays itself: what is open cannot be judged any more."""
         self._open.clear()
 
-    def score(self, batch: Batch, verifier: str) -> EdgeOutcome:
-        """Judges what the tokens committed up to the end of this round decide."""
+    def score(self, batch: Batch, verifier: str, drafter: str) -> EdgeOutcome:
+        """Judges what the tokens committed up to the end of this round decide; the names are those of the edge."""
         for row, began in enumerate(batch.committed.tolist()):
             self._score_row(batch, row, began)
-        return self._tally.drain(verifier, self._drafter.name)
+        return self._tally.drain(verifier, drafter)
 
     def _score_row(self, batch: Batch, row: int, began: int) -> None:
         """Goes on at the open position; without one at ``began``, where the round that just ended began."""
@@ -48,4 +54,22 @@ class Shadow:
         self._open[row] = (position, proposed)
 
     def _propose(self, batch: Batch, row: int, position: int) -> list[int]:
-        return self._drafter.guess(row, batch.sequence.tokens[row], position, position, self._window)
+        return self._drafter.guess(row, batch.sequence.tokens[row], position, position, self._window, self._stop)[0]
+
+
+def overhear(batch: Batch, proposals: Iterable[Proposal], tally: EdgeTally) -> None:
+    """Adds what committed tokens say of deterministic proposals that a middle stage has verified.
+
+    A proposal behind a prefix that was then committed is what the drafter would have told the target there, and the
+    tokens committed next have the target's law: where they agree it would have been accepted. What is behind the
+    committed text stays undecided; where that ends depends on nothing behind it.
+    """
+    ends = batch.sequence.lengths
+    for proposal in proposals:
+        tokens = proposal.draft.tokens
+        known = (ends - proposal.start).clamp(min=0)  # 0 also where the prefix was not committed
+        offered = torch.minimum(proposal.draft.counts, known)
+        same = tokens == batch.sequence.slice(proposal.start, tokens.shape[1])
+        steps = torch.arange(tokens.shape[1], device=tokens.device)
+        accepted = (same & (steps < offered[:, None])).long().cumprod(1).sum(1)
+        tally.add(torch.minimum(proposal.asked, known), offered, accepted)

@@ -8,6 +8,7 @@ from tiny_models import ARCHITECTURES, greedy_loop, noisy, tiny
 
 from adaspec.decoding import sampling
 from adaspec.decoding.chain import Chain, Sequences
+from adaspec.decoding.hybrid import HybridDrafter
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.model import Model
 from adaspec.decoding.sampling import GREEDY
@@ -16,8 +17,12 @@ from adaspec.plan import Plan, PlanSpace
 PROMPTS = ((3, 4, 5, 3, 4), (7, 8, 9, 10, 11, 12, 13, 7), (20,))
 NEW = 12
 PLAIN = Plan(("target",))
-SPACE = PlanSpace.grid("target", ["c", "lookup"], [2, 4], middles=["a", "b"], inner_windows=[1, 2, 3], max_depth=4)
+GRID = PlanSpace.grid("target", ["c", "lookup"], [2, 4], middles=["a", "b"], inner_windows=[1, 2, 3], max_depth=4)
+EARLY = [*map(Plan.parse, ("target/c:4?0.16", "target/lookup:4?0.4", "target/a/c:4,3?0.16"))]
+MIXED = [*map(Plan.parse, ("target/lookup+c:4", "target/lookup+c:4?0.16", "target/a/b/lookup+c:4,3,2"))]
+SPACE = PlanSpace([*GRID, *EARLY, *MIXED])
 FEW = [PLAIN, *map(Plan.parse, ("target/c:3", "target/lookup:2", "target/a/c:4,2", "target/b/a/lookup:4,3,2"))]
+FEW += [EARLY[0], MIXED[1]]
 LARGE = ("llama", "gpt2")
 
 
@@ -31,7 +36,8 @@ class Family:
             for seed, (name, amount) in enumerate([("a", 0.05), ("b", 0.1), ("c", 0.2)])
         }
         lookup = LookupDrafter("lookup", min_ngram=1, max_ngram=2)
-        self.chain = Chain(Model("target", self.module), {**drafters, "lookup": lookup})
+        both = HybridDrafter({"lookup": lookup, "c": drafters["c"]})
+        self.chain = Chain(Model("target", self.module), {**drafters, "lookup": lookup, "lookup+c": both})
         self.expected = [greedy_loop(self.module, prompt, NEW) for prompt in PROMPTS]
 
 
@@ -106,6 +112,18 @@ def test_the_drafters_of_these_tests_are_neither_perfect_nor_useless(kind):
             offered += sum(sum(edge.offered) for edge in outcome.edges)
             accepted += sum(sum(edge.accepted) for edge in outcome.edges)
     assert 0.2 < accepted / offered < 0.98
+
+
+def test_windows_end_early_in_these_tests_but_not_always_and_both_parts_of_the_hybrid_speak():
+    asked = drafted = 0
+    for outcome in decode(family("llama").chain, always(EARLY[0]))[1]:
+        asked, drafted = asked + sum(outcome.edges[0].asked), drafted + sum(outcome.edges[0].drafted)
+    assert 0.1 < drafted / asked < 0.9
+    parts = {"lookup+c.lookup": 0, "lookup+c.c": 0}
+    for outcome in decode(family("llama").chain, always(MIXED[0]))[1]:
+        for edge in outcome.edges[1:]:
+            parts[edge.drafter] += sum(edge.drafted)
+    assert min(parts.values()) > 3
 
 
 @pytest.mark.parametrize("kind", ["llama", "opt"])

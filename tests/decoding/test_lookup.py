@@ -1,4 +1,4 @@
-"""Lookup drafters: what is proposed, from what, and never from tokens that are not committed."""
+"""Lookup drafters: what is proposed, how sure, from what, and never from tokens that are not committed."""
 
 import pytest
 import torch
@@ -8,19 +8,20 @@ from hypothesis import strategies as st
 
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.chain import Sequences
+from adaspec.decoding.corpus import CorpusIndex
 from adaspec.decoding.drafter import Batch
-from adaspec.decoding.lookup import CorpusCounts, LookupDrafter, NgramIndex
+from adaspec.decoding.lookup import LONGEST, LookupDrafter, TextIndex
 from adaspec.decoding.sampling import GREEDY, Sampler
 from adaspec.plan import Plan
 
 
 def index_of(tokens, sizes=range(2, 4)):
-    index = NgramIndex(sizes)
+    index = TextIndex(sizes)
     index.extend(tokens)
     return index
 
 
-def batch_of(*rows, stop=-1, capacity=40):
+def batch_of(*rows, stop=-1, capacity=60):
     sequence = TokenBuffer(len(rows), capacity)
     for row, tokens in enumerate(rows):
         sequence.tokens[row, : len(tokens)] = torch.tensor(tokens)
@@ -30,58 +31,104 @@ def batch_of(*rows, stop=-1, capacity=40):
 
 def started(rows, **options):
     drafter = LookupDrafter("lookup", **options)
-    drafter.start(rows, 40)
+    drafter.start(rows, 60)
     return drafter
 
 
+def proposed(tokens, limit, *, stop=0.0, **options):
+    """Tokens and confidences offered behind ``tokens``."""
+    draft = started(1, **options).propose(batch_of(tokens), torch.tensor([limit]), stop)
+    count = int(draft.counts[0])
+    return draft.tokens[0, :count].tolist(), draft.confidence[0, :count].tolist()
+
+
 def test_the_longest_match_wins_over_a_more_recent_shorter_one():
-    assert index_of([1, 2, 3, 7, 9, 2, 3, 8]).continuation([1, 2, 3], 2) == [7, 9]
-    assert index_of([1, 2, 3, 7, 9, 2, 3, 8]).continuation([0, 2, 3], 2)[0] == 8  # no longer one: the recent one
+    assert proposed([1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3], 2)[0] == [7, 9]
+    assert proposed([1, 2, 3, 7, 9, 2, 3, 8, 0, 2, 3], 2)[0][0] == 8  # no longer one: the recent one
 
 
 def test_the_most_frequent_next_token_wins_and_the_latest_on_a_tie():
-    assert index_of([1, 2, 5, 1, 2, 5, 1, 2, 6]).continuation([1, 2], 1) == [5]
-    assert index_of([1, 2, 5, 1, 2, 6]).continuation([1, 2], 1) == [6]
+    assert proposed([1, 2, 5, 1, 2, 5, 1, 2, 6, 0, 1, 2], 1, max_ngram=2)[0] == [5]
+    assert proposed([1, 2, 5, 1, 2, 6, 0, 1, 2], 1, max_ngram=2)[0] == [6]
+
+
+def test_among_longest_n_grams_the_one_with_more_agreement_before_it_wins():
+    text = [7, 8, 9, 1, 2, 5, 0, 1, 2, 6, 3, 1, 2, 6, 7, 8, 9, 1, 2]
+    assert proposed(text, 1, max_ngram=2)[0] == [5]  # against two that agree in no more than the pair
 
 
 def test_a_copy_that_reaches_the_end_repeats_its_pattern():
-    assert index_of([4, 5, 6, 4, 5]).continuation([4, 5], 7) == [6, 4, 5, 6, 4, 5, 6]
+    assert proposed([4, 5, 6, 4, 5], 7)[0] == [6, 4, 5, 6, 4, 5, 6]
 
 
 def test_no_match_gives_nothing():
-    assert index_of([1, 2, 3]).continuation([2, 3], 4) == []  # it ends there, nothing followed
-    assert index_of([1, 2, 3]).continuation([9, 9], 4) == []
-    assert index_of([]).continuation([], 4) == []
+    assert proposed([1, 2, 3], 4)[0] == []  # it ends there, nothing followed
+    assert proposed([1, 2, 3, 9, 9], 4)[0] == []
 
 
-@given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(0, 30), max_size=3), st.integers(1, 6))
-def test_every_proposal_begins_as_some_occurrence_went_on(tokens, cuts, limit):
-    """Indexed in any portions, against a plain search for the longest suffix that occurred before."""
-    index, at = NgramIndex(range(1, 4)), 0
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(0, 40), max_size=3))
+def test_candidates_are_the_latest_occurrences_of_the_longest_known_suffix(tokens, cuts):
+    """Indexed in any portions, asked about any place, against a plain search."""
+    sizes = range(1, 4)
+    index, at = TextIndex(sizes), 0
     for cut in [*sorted(min(cut, len(tokens)) for cut in cuts), len(tokens)]:
         index.extend(tokens[at:cut])
         at = cut
-    found = index.continuation(tokens, limit)
-    for size in (3, 2, 1):
-        suffix = tokens[-size:]
-        followers = [
-            tokens[end]
-            for end in range(size, len(tokens))
-            if len(suffix) == size and tokens[end - size : end] == suffix
-        ]
-        if followers:
-            assert len(found) == limit
-            assert followers.count(found[0]) == max(map(followers.count, followers))
-            return
-    assert found == []
+    for before in {len(tokens), *(min(cut, len(tokens)) for cut in cuts)} - {0}:
+        text = tokens[:before]
+        wanted = []
+        for size in reversed(sizes):
+            ends = [end for end in range(size, before) if tokens[end - size : end] == text[-size:]]
+            if ends and size <= before:
+                wanted = [(end, _agreement(text, end)) for end in reversed(ends)][:8]
+                break
+        assert index.matches(text, before) == wanted
 
 
-def test_a_corpus_gives_the_most_frequent_token_behind_the_longest_known_context():
-    counts = CorpusCounts([1, 2, 3, 1, 2, 3, 9, 2, 4, 9, 2, 4, 9, 2, 4], sizes=range(1, 3))
-    assert counts.continuation([1, 2], 2) == [3, 1] or counts.continuation([1, 2], 1) == [3]
-    assert counts.continuation([7, 2], 1) == [4]  # after 2 alone, 4 is more frequent
-    assert counts.continuation([8], 3) == []
-    assert CorpusCounts([1, 2], min_count=2).continuation([1], 1) == []  # seen once is not believed
+def _agreement(text, end):
+    size = 0
+    while size < min(end, LONGEST) and text[end - size - 1] == text[-size - 1]:
+        size += 1
+    return size
+
+
+def test_trust_follows_how_often_the_text_has_repeated_itself():
+    repeating = index_of([1, 2, 3, 4, 5] * 20)
+    fooled = index_of([token for n in range(40) for token in (1, 2, 10 + n)])
+    fresh = index_of([])
+    assert repeating.trust(LONGEST) > 0.95 > fresh.trust(LONGEST)
+    assert fooled.trust(2) < 0.15 < fresh.trust(2)
+    assert [fresh.trust(length) for length in range(1, 17)] == sorted(fresh.trust(length) for length in range(1, 17))
+
+
+def test_confidence_grows_along_a_copy_and_falls_with_dissent():
+    copied = proposed([1, 2, 3, 4, 5, 6, 1, 2], 4)[1]
+    assert copied == sorted(copied)
+    assert len(set(copied)) == 4
+    one = proposed([1, 2, 5, 9, 1, 2], 1, max_ngram=2)[1]
+    two = proposed([1, 2, 5, 9, 1, 2, 6, 9, 1, 2], 1, max_ngram=2)[1]
+    assert two < one
+
+
+def test_stop_ends_behind_the_first_token_that_is_not_sure_enough_and_floor_before_it():
+    text = [1, 2, 3, 4, 5, 6, 1, 2]
+    tokens, sure = proposed(text, 4)
+    assert proposed(text, 4, stop=sure[1] - 1e-6) == (tokens[:1], sure[:1])  # token 0 is kept, though less sure
+    assert proposed(text, 4, stop=sure[0] - 1e-6)[0] == tokens
+    assert proposed(text, 4, floor=sure[0] + 0.001)[0] == []
+    assert proposed(text, 4, floor=sure[0] - 1e-6)[0] == tokens
+
+
+def test_nothing_behind_the_place_asked_about_is_read():
+    """An index that is ahead (two drafters share it) answers as one that is not, but for its record."""
+    tokens = [1, 2, 3, 1, 2, 4, 1, 2, 4, 1, 2, 5, 1, 2]
+    drafter = started(1)
+    whole = batch_of(tokens).sequence.tokens[0]
+    drafter.guess(0, whole, len(tokens), len(tokens), 3)
+    for length in range(1, len(tokens)):
+        assert (
+            drafter.guess(0, whole, length, length, 3)[0] == started(1).guess(0, whole[:length], length, length, 3)[0]
+        )
 
 
 def test_a_batch_is_proposed_row_by_row_with_its_limits():
@@ -112,15 +159,33 @@ def test_drafted_tokens_are_looked_up_but_not_learnt():
 
 
 def test_the_corpus_is_asked_where_the_text_is_silent():
-    drafter = started(2, corpus=CorpusCounts([6, 7, 8, 6, 7, 8]))
-    draft = drafter.propose(batch_of([1, 6, 7], [6, 7, 5, 6, 7]), torch.tensor([1, 1]))
-    assert draft.tokens.tolist() == [[8], [5]]
+    corpus = CorpusIndex.build([6, 7, 8, 6, 7, 8, 6, 7, 8])
+    draft = started(2, corpus=corpus).propose(batch_of([1, 6, 7], [6, 7, 5, 6, 7]), torch.tensor([1, 1]))
+    assert draft.tokens[0].tolist() == [8]
+    assert draft.counts.tolist() == [1, 1]
+
+
+def test_the_surer_of_text_and_corpus_is_taken_and_the_text_is_asked_again_behind_it():
+    corpus = CorpusIndex.build([6, 7, 8, 0] * 30)
+    text = [8, 9, 3, 3, 6, 7, 5, 4, 6, 7]  # the text says 5 after 6 7, once; the corpus 8, always
+    tokens, sure = proposed(text, 2, corpus=corpus, max_ngram=2, min_ngram=1)
+    assert tokens == [8, 0]
+    assert sure[0] > 0.9
+    assert proposed(text, 2, max_ngram=2, min_ngram=1)[0] == [5, 4]
+    weak = CorpusIndex.build([8, 6, 7, 1, 6, 7, 1, 6, 7, 2, 6, 7, 3, 6, 7, 4])  # after 6 7 mostly 1, not often
+    tokens, _ = proposed([6, 7, 5, 4] * 8 + [6, 7], 1, corpus=weak)
+    assert tokens == [5]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 2), (3, 2), (-1, 1)])
 def test_an_impossible_range_is_refused(low, high):
     with pytest.raises(ValueError, match=f"{low} .. {high}"):
         LookupDrafter("lookup", min_ngram=low, max_ngram=high)
+
+
+def test_an_impossible_floor_is_refused():
+    with pytest.raises(ValueError, match=r"1\.5"):
+        LookupDrafter("lookup", floor=1.5)
 
 
 def test_a_new_batch_forgets_the_old_text():

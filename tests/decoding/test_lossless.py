@@ -11,6 +11,7 @@ import torch
 from helpers import (
     PROMPT,
     ArgmaxDrafter,
+    SureArgmaxDrafter,
     count,
     draw,
     joint_law,
@@ -24,6 +25,8 @@ from helpers import (
 from torch import Tensor
 
 from adaspec.decoding.drafter import Batch, Draft, ModelDrafter, Stage
+from adaspec.decoding.hybrid import HybridDrafter
+from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import GREEDY, Sampler, SamplingParams
 from adaspec.plan import Plan
 
@@ -105,7 +108,7 @@ def test_the_law_is_the_targets_when_plans_change_with_what_was_accepted(own_his
 class StopsBehindUnlikely(ModelDrafter):
     """Ends a draft behind the first token that was unlikely, and keeps it: a decision on the past only."""
 
-    def propose(self, batch: Batch, limits: Tensor) -> Draft:
+    def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
         start = batch.sequence.lengths
         draft = super().propose(batch, limits)
         chosen = draft.law.gather(-1, draft.tokens[..., None]).squeeze(-1)
@@ -119,6 +122,59 @@ class StopsBehindUnlikely(ModelDrafter):
 def test_ending_a_draft_behind_an_unlikely_kept_token_is_allowed():
     chain = toy_chain(careful=StopsBehindUnlikely(table_model("c", 3, like=torch.from_numpy(TARGET))))
     assert p_value(draw(chain, Plan(("target", "careful"), (3,)), 3, FREE), joint_law(TARGET, 3, FREE)) > HOLDS
+
+
+EARLY = [Plan(("target", "a"), (4,), 0.6), Plan(("target", "a", "b"), (4, 3), 0.7), Plan(("target", "b"), (2,), 0.99)]
+
+
+@pytest.mark.parametrize("params", [FREE, ALL], ids=["free", "all"])
+@pytest.mark.parametrize("plan", EARLY, ids=str)
+def test_the_law_is_the_targets_when_the_drafter_stops_early(plan, params):
+    assert p_value(draw(toy_chain(), plan, 3, params, extra=2), joint_law(TARGET, 3, params)) > HOLDS
+
+
+def test_the_drafters_of_these_tests_do_stop_early_but_not_always():
+    for plan in EARLY[:2]:
+        chain = toy_chain()
+        draw(chain, plan, 3, FREE, draws=2000, extra=3)
+        inner = chain._stages[plan][-1].drain("above", "below")[0]
+        assert 0.1 < sum(inner.drafted) / sum(inner.asked) < 0.9
+
+
+@pytest.mark.parametrize("params", [FREE, ALL], ids=["free", "all"])
+@pytest.mark.parametrize(
+    "plan", ["target/hybrid:4", "target/a/hybrid:4,3", "target/hybrid:4?0.7", "target/a/hybrid:3,2?0.7"]
+)
+def test_the_law_is_the_targets_behind_a_hybrid_of_one_hot_and_sampled_rows(plan, params):
+    chain = toy_chain(hybrid=hybrid())
+    assert p_value(draw(chain, Plan.parse(plan), 3, params, extra=3), joint_law(TARGET, 3, params)) > HOLDS
+
+
+def hybrid(floor=0.4):
+    """A deterministic drafter that says how sure it is, then one that samples."""
+    near = table_model("c", 3, like=torch.from_numpy(TARGET))
+    return HybridDrafter({"sure": SureArgmaxDrafter(near), "b": toy_chain().members["b"]}, floor)
+
+
+def test_both_parts_of_the_hybrid_of_these_tests_speak():
+    chain, plan = toy_chain(hybrid=hybrid()), Plan.parse("target/hybrid:4")
+    draw(chain, plan, 3, FREE, draws=2000, extra=4)
+    whole, sure, sampled = chain._stages[plan][0].drain("target", "hybrid")
+    assert [part.drafter for part in (sure, sampled)] == ["hybrid.sure", "hybrid.b"]
+    assert min(sum(sure.drafted), sum(sampled.drafted)) > 0.05 * sum(whole.drafted)
+    assert sum(sure.drafted) + sum(sampled.drafted) == sum(whole.drafted)
+    assert sum(sure.accepted) + sum(sampled.accepted) == sum(whole.accepted)
+
+
+@pytest.mark.parametrize("plan", ["target/lookup:3", "target/lookup:3?0.5", "target/mixed:3", "target/a/mixed:4,2?0.6"])
+def test_the_law_is_the_targets_behind_a_lookup_and_a_hybrid_with_one(plan):
+    """20,000 rows, as a lookup goes row by row."""
+    lookup = LookupDrafter("lookup", min_ngram=1, max_ngram=2)
+    near = table_model("c", 3, like=torch.from_numpy(TARGET))
+    chain = toy_chain(lookup=lookup, mixed=HybridDrafter({"lookup": lookup, "near": near}, 0.3))
+    batch = toy_batch(FREE, 20_000, 6, prompts=[(0, 1, 2, 0, 3, 1, 2)])
+    tokens = play(chain, Plan.parse(plan), batch, 3, extra=3)
+    assert p_value(count(tokens, 3), joint_law(TARGET, 3, FREE, prompt=(1, 2))) > HOLDS
 
 
 def test_greedy_and_sampled_rows_share_a_batch():
@@ -153,7 +209,8 @@ def test_a_draft_carries_the_law_of_the_model_that_emits_it(depth, params):
     a, b, c = (chain.members[name] for name in "abc")
     drafter = {1: ModelDrafter(a), 2: Stage(a, ModelDrafter(b), 2), 3: Stage(a, Stage(b, ModelDrafter(c), 2), 3)}[depth]
     batch = toy_batch(params, 60, 6, stop=3, prompts=(PROMPT, (0, 1, 0), (2, 0, 0, 1)))
-    drafter.start(60, batch.sequence.capacity)
+    for model in (a, b, c):
+        model.start(60, batch.sequence.capacity)
     start = batch.sequence.lengths
     limits = torch.arange(60) % 7  # 0 .. 6 tokens wanted
     draft = drafter.propose(batch, limits)

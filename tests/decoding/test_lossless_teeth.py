@@ -1,4 +1,4 @@
-"""The law check has teeth: each of seven bugs seen in shipped code, planted here, is found by the same check.
+"""The law check has teeth: each of eleven bugs planted here (a to g seen in shipped code) is found by the same check.
 
 Chi-square over 200,000 rows with fixed seeds; a bug counts as found when p < 1e-6 (0 for an impossible outcome).
 """
@@ -7,12 +7,13 @@ import dataclasses
 
 import pytest
 import torch
-from helpers import ArgmaxDrafter, TableModel, draw, joint_law, p_value, table_model, toy_chain
+from helpers import ArgmaxDrafter, SureArgmaxDrafter, TableModel, draw, joint_law, p_value, table_model, toy_chain
 from torch import Tensor
 
-from adaspec.decoding import sampling
+from adaspec.decoding import hybrid, sampling
 from adaspec.decoding.chain import Chain
 from adaspec.decoding.drafter import Batch, Draft, ModelDrafter
+from adaspec.decoding.hybrid import HybridDrafter
 from adaspec.decoding.sampling import Acceptance, Sampler, SamplingParams, history, sample, verify_sampled
 from adaspec.plan import Plan
 
@@ -110,7 +111,7 @@ def test_a_law_recorded_at_another_temperature_by_a_middle_stage_is_found(monkey
 class AsIfSampled(ArgmaxDrafter):
     """(c) An argmax drafter that hands over its softmax, as if it had sampled."""
 
-    def propose(self, batch: Batch, limits: Tensor) -> Draft:
+    def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
         start = batch.sequence.lengths
         draft = super().propose(batch, limits)
         if not draft.tokens.shape[1]:
@@ -128,7 +129,7 @@ def test_an_argmax_drafter_that_claims_to_have_sampled_is_found(plan):
 class DropsTheUnlikely(ModelDrafter):
     """(e) Ends a draft before the first token it finds unlikely: the dropped token decides that it is dropped."""
 
-    def propose(self, batch: Batch, limits: Tensor) -> Draft:
+    def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
         start = batch.sequence.lengths
         draft = super().propose(batch, limits)
         if draft.law is None:
@@ -144,6 +145,62 @@ class DropsTheUnlikely(ModelDrafter):
 def test_a_token_dropped_for_its_own_probability_is_found(plan):
     chain, plan = pair_with(DropsTheUnlikely(copy_of_target()), plan)
     assert checked(plan, chain=chain) < FOUND
+
+
+class StopsBeforeTheUnlikely(ModelDrafter):
+    """(h) Stops early in front of the token it finds unlikely, having drawn it."""
+
+    def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
+        start = batch.sequence.lengths
+        draft = super().propose(batch, limits)
+        if draft.law is None:
+            return draft
+        likely = draft.law.gather(-1, draft.tokens[..., None]).squeeze(-1) >= stop
+        counts = torch.minimum(draft.counts, likely.long().cumprod(1).sum(1))
+        batch.sequence.truncate(start + counts)
+        self.rollback(start + counts - 1)
+        return Draft(draft.tokens, counts, draft.law)
+
+
+@pytest.mark.parametrize("plan", [PAIR, DEEP], ids=str)
+def test_a_window_that_ends_for_the_probability_of_the_dropped_token_is_found(plan):
+    chain, plan = pair_with(StopsBeforeTheUnlikely(copy_of_target()), plan)
+    assert checked(dataclasses.replace(plan, stop=0.5), chain=chain) < FOUND
+
+
+def flat_rows(drafts, width, join=hybrid._join):
+    """(i) A hybrid that hands over its deterministic tokens as if they had been drawn from a flat law."""
+    flat = [torch.full((*draft.tokens.shape, 4), 0.25) for _, draft in drafts]
+    laws = [row if draft.law is None else draft.law for row, (_, draft) in zip(flat, drafts, strict=True)]
+    filled = [(at, dataclasses.replace(draft, law=law)) for law, (at, draft) in zip(laws, drafts, strict=True)]
+    return join(filled, width)
+
+
+def rows_of_the_first_place(drafts, width, join=hybrid._join):
+    """(j) A hybrid that puts every part's rows where the window begins."""
+    return join([(torch.zeros_like(offsets), draft) for offsets, draft in drafts], width)
+
+
+@pytest.mark.parametrize("mutant", [flat_rows, rows_of_the_first_place], ids=lambda mutant: mutant.__name__)
+def test_a_hybrid_that_mixes_up_its_rows_is_found(mutant, monkeypatch):
+    parts = {"sure": SureArgmaxDrafter(copy_of_target()), "b": toy_chain().members["b"]}
+    monkeypatch.setattr(hybrid, "_join", mutant)
+    assert checked(Plan(("target", "mixed"), (3,)), chain=toy_chain(mixed=HybridDrafter(parts, 0.6))) < FOUND
+
+
+class SaysHowLikelyItsSampleWas(ModelDrafter):
+    """(k) A sampling part that gives the probability of the drawn token as its confidence: it is cut for it."""
+
+    def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
+        draft = super().propose(batch, limits, stop)
+        if draft.law is None:
+            return draft
+        return dataclasses.replace(draft, confidence=draft.law.gather(-1, draft.tokens[..., None]).squeeze(-1))
+
+
+def test_a_sampled_part_that_is_cut_for_the_token_it_drew_is_found():
+    parts = {"odd": SaysHowLikelyItsSampleWas(copy_of_target()), "b": toy_chain().members["b"]}
+    assert checked(Plan(("target", "mixed"), (3,)), chain=toy_chain(mixed=HybridDrafter(parts, 0.4))) < FOUND
 
 
 @pytest.mark.parametrize("plan", [PAIR, DEEP], ids=str)

@@ -1,11 +1,13 @@
-"""A lookup drafter is judged on committed text exactly as it would have fared in play."""
+"""A drafter that the target did not verify is judged on committed text as it would have fared in play."""
 
 import torch
-from helpers import toy_chain
+from helpers import ArgmaxDrafter, TableModel, table_model, toy_batch, toy_chain
 
 from adaspec.decoding.chain import Sequences
+from adaspec.decoding.drafter import Draft, EdgeTally, Proposal
 from adaspec.decoding.lookup import LookupDrafter
-from adaspec.decoding.sampling import SamplingParams
+from adaspec.decoding.sampling import GREEDY, SamplingParams
+from adaspec.decoding.shadow import overhear
 from adaspec.plan import Plan
 
 PLAIN, LOOKUP = Plan(("target",)), Plan(("target", "lookup"), (3,))
@@ -60,3 +62,66 @@ def test_sampled_scores_estimate_the_acceptance_in_play():
     scored = counts(edge for outcome in rounds(PLAIN, prompts, temperature=1.0) for edge in outcome.scored)
     played = counts(edge for outcome in rounds(LOOKUP, prompts, temperature=1.0) for edge in outcome.edges)
     assert abs(scored[2][0] / scored[0][0] - played[2][0] / played[0][0]) < 0.03
+
+
+def test_stopping_early_a_lookup_is_scored_apart_and_also_while_it_plays_elsewhere():
+    early, beneath = Plan(("target", "lookup"), (3,), 0.6), Plan(("target", "a", "lookup"), (3, 2))
+    chain = toy_chain(lookup=LookupDrafter("lookup", min_ngram=1))
+    chain.prepare([LOOKUP, early, beneath])
+    for plan, scored in (
+        (PLAIN, {"lookup", "lookup?0.6"}),
+        (LOOKUP, {"lookup?0.6"}),
+        (beneath, {"lookup", "lookup?0.6"}),
+    ):
+        chain.start(Sequences(((1, 2, 1, 2),), (GREEDY,), (30,), ((),)))
+        edges = []
+        while chain.running:
+            edges += chain.round(plan).outcome.scored
+        assert {edge.drafter for edge in edges} == scored
+        sums = {name: sum(sum(edge.drafted) for edge in edges if edge.drafter == name) for name in scored}
+        assert sums["lookup?0.6"] > 0
+        assert sums.get("lookup", 99) > sums["lookup?0.6"]
+
+
+def test_what_committed_tokens_say_of_a_proposal():
+    """Rows: all agree and more is committed; cut by the end of the text; wrong at 1; prefix not committed; silent."""
+    batch = toy_batch(GREEDY, 5, 8, prompts=[(0, 1, 2, 3, 0, 1)])
+    start = torch.tensor([1, 4, 1, 6, 2])
+    tokens = torch.tensor([[1, 2, 3], [0, 1, 2], [1, 3, 3], [0, 0, 0], [0, 0, 0]])
+    draft = Draft(tokens, torch.tensor([3, 3, 3, 3, 0]), None)
+    tally = EdgeTally(3)
+    overhear(batch, [Proposal(start, torch.full((5,), 3), draft)], tally)
+    edge = tally.drain("t", "d")
+    assert edge.reached == (4, 3, 1)
+    assert edge.offered == (3, 3, 1)
+    assert edge.accepted == (3, 2, 1)
+
+
+def test_a_chain_tells_how_its_last_drafter_would_have_fared_beneath_the_target():
+    """A deterministic drafter beneath a, sampled text: acceptance of its first position within 0.03 of that in play."""
+    rates = {}
+    for plan in (Plan(("target", "a", "argmax"), (4, 2)), Plan(("target", "argmax"), (2,))):
+        chain = toy_chain(argmax=ArgmaxDrafter(table_model("argmax", 6, like=toy_chain().target.table, noise=0.8)))
+        sampling = tuple(SamplingParams(1.0, seed=row) for row in range(200))
+        chain.start(Sequences(((1, 2),) * 200, sampling, (40,) * 200, ((),) * 200))
+        accepted = reached = 0
+        while chain.running:
+            outcome = chain.round(plan).outcome
+            for edge in outcome.scored if plan.depth == 3 else outcome.edges:
+                assert (edge.verifier, edge.drafter) == ("target", "argmax")
+                accepted, reached = accepted + edge.accepted[0], reached + edge.reached[0]
+        assert reached > 2000
+        rates[plan.depth] = accepted / reached
+    assert abs(rates[3] - rates[2]) < 0.03
+
+
+def test_twins_at_both_ends_of_a_chain_always_agree_and_sampled_ends_are_not_scored():
+    plan = Plan(("target", "a", "twin"), (4, 2))
+    chain = toy_chain(twin=TableModel("twin", toy_chain().target.table), noise=table_model("noise", 8))
+    for params in (GREEDY, SamplingParams(1.0, seed=3)):
+        chain.start(Sequences(((1, 2), (3, 0)), (params,) * 2, (30,) * 2, ((),) * 2))
+        edges = []
+        while chain.running:
+            edges += chain.round(plan).outcome.scored
+        assert bool(edges) == (params is GREEDY)
+        assert all(edge.accepted == edge.reached for edge in edges)

@@ -1,0 +1,54 @@
+"""What the benchmarks share: which prompts they run on, and the command that is written beside their results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from adaspec.bench.prompts import TEN
+
+
+def add_prompts(parser: argparse.ArgumentParser, *, max_new_tokens: int = 128) -> None:
+    """The options that choose prompts."""
+    parser.add_argument(
+        "--prompts", type=Path, metavar="FILE", help="JSONL with prompt, question or turns (and category); else our own"
+    )
+    parser.add_argument("--limit", type=int, help="number of prompts")
+    parser.add_argument("--raw", action="store_true", help="without the chat template")
+    parser.add_argument("--max-new-tokens", type=int, default=max_new_tokens)
+    parser.add_argument("--temperature", type=float, default=0.0)
+
+
+def read_prompts(arguments: argparse.Namespace) -> list[tuple[str, str]]:
+    """(kind, prompt) in order.
+
+    Raises:
+        ValueError: a line that is no record with a prompt, with its number.
+    """
+    if arguments.prompts is None:
+        return list(TEN[: arguments.limit])
+    lines = arguments.prompts.read_text(encoding="utf-8").splitlines()[: arguments.limit]
+    return [_record(line, number, arguments.prompts) for number, line in enumerate(lines, 1)]
+
+
+def _record(line: str, number: int, path: Path) -> tuple[str, str]:
+    try:
+        record: Mapping[str, Any] = json.loads(line)
+        text = record.get("prompt") or record.get("question") or record["turns"][0]
+    except (ValueError, AttributeError, LookupError, TypeError):
+        raise ValueError(f"line {number} of {path} is no record with a prompt, question or turns") from None
+    return str(record.get("category", path.stem)), str(text)
+
+
+def command(module: str) -> str:
+    """The command that runs now, without the folders of this machine."""
+    return " ".join([f"python -m {module}", *map(_bare, sys.argv[1:])])
+
+
+def _bare(word: str) -> str:
+    name, sign, path = word.rpartition("=")
+    return f"{name}{sign}{Path(path).name}" if Path(path).exists() else word
