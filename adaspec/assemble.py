@@ -38,6 +38,12 @@ class Assembly:
     profile: tuple[Pass, ...] = ()
     profile_seconds: float = 0.0
 
+    @property
+    def runners(self) -> dict[str, str]:
+        """What computes the passes of each model, by its name in plans, and why not something faster."""
+        members = self.generator.chain.members.items()
+        return {name: member.runner for name, member in members if isinstance(member, Model)}
+
     def fresh_controller(self, seed: int) -> Controller:
         """A controller over the same space that knows the profile and nothing else."""
         controller = _controller(self.space, self.generator.chain.members, None, seed)
@@ -70,8 +76,8 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
     source = loader.resolve(setup.target)
     used = setup.closure(space.models)
     sources = {spec: loader.resolve(spec.model_source) if spec.model_source else source for spec in used}
-    module, tokenizer = loader.module(source), loader.tokenizer(source)
-    target: LanguageModel = PlainModel(TARGET, module) if setup.plain else Model(TARGET, module)
+    target = loader.plain_model(TARGET, source) if setup.plain else loader.model(TARGET, source)
+    tokenizer = loader.tokenizer(source)
     members = loader.members(sources, target, tokenizer)
     capacity, reason = _capacity(setup, target, members)
     for plan in space:
@@ -82,7 +88,7 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
     chain.prepare(space)
     policy = Fixed(setup.plan) if setup.plan is not None else None
     controller = _controller(space, members, policy, setup.seed)
-    generator = Generator(chain, controller, tokenizer, stop_token_ids(module, tokenizer))
+    generator = Generator(chain, controller, tokenizer, stop_token_ids(target.module, tokenizer))
     tell("time the passes", None)
     began = clock.now()
     if setup.threads is not None:

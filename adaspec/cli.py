@@ -253,6 +253,7 @@ def _report(generation: Generation, assembly: Assembly, comparison: Comparison |
         "prefill_seconds": generation.prefill_seconds,
         "decode_seconds": generation.decode_seconds,
         "profile_seconds": assembly.profile_seconds,
+        "runners": assembly.runners,
         "tokens_per_second": generation.tokens_per_second,
         "rounds": len(generation.steps),
         "mean_accepted_length": generation.mean_accepted_length,

@@ -13,9 +13,11 @@ from adaspec.decoding.corpus import CorpusIndex, is_index, read_tokens
 from adaspec.decoding.drafter import Drafter
 from adaspec.decoding.hybrid import HybridDrafter
 from adaspec.decoding.language_model import LanguageModel
+from adaspec.decoding.load import load_model
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.model import (
     Model,
+    PlainModel,
     check_same_tokenizer,
     load_module,
     load_tokenizer,
@@ -45,12 +47,28 @@ class Loader:
         """The folder of a model, fetched and converted if need be."""
         return resolve(name, offline=self._setup.offline, progress=self._tell, cache_dir=self._setup.cache_dir)
 
-    def module(self, source: Path, precision: str | None = None) -> Any:
-        """The weights in a folder, in the setup's precision by default."""
+    def plain_model(self, name: str, source: Path) -> PlainModel:
+        """A model for plain decoding, whether it can be rolled back or not."""
+        setup = self._setup
+        self._tell(f"load {source.name} ({setup.precision})", None)
+        trust = setup.trust_remote_code
+        module = load_module(source, precision=setup.precision, device=setup.device, trust_remote_code=trust)
+        return PlainModel(name, module)
+
+    def model(self, name: str, source: Path, *, precision: str | None = None, vocab_size: int | None = None) -> Model:
+        """A model that can be rolled back, computed by what suits it."""
         setup, wanted = self._setup, precision or self._setup.precision
         self._tell(f"load {source.name} ({wanted})", None)
-        trust = setup.trust_remote_code
-        return load_module(source, precision=wanted, device=setup.device, trust_remote_code=trust)
+        return load_model(
+            name,
+            source,
+            precision=wanted,
+            device=setup.device,
+            runner=setup.runner,
+            trust_remote_code=setup.trust_remote_code,
+            vocab_size=vocab_size,
+            tell=self._tell,
+        )
 
     def tokenizer(self, source: Path) -> Any:
         """The tokenizer in a folder."""
@@ -80,9 +98,9 @@ class Loader:
         if spec.kind == "python":
             return _own(spec, tokenizer)
         if spec.kind == "precision":
-            return Model(spec.name, self.module(source, spec.source), target.vocab_size)
+            return self.model(spec.name, source, precision=spec.source, vocab_size=target.vocab_size)
         check_same_tokenizer(tokenizer, self.tokenizer(source), self._setup.target, spec.source)
-        return Model(spec.name, self.module(source), target.vocab_size)
+        return self.model(spec.name, source, vocab_size=target.vocab_size)
 
     def _lookup(self, spec: DrafterSpec, target: LanguageModel, tokenizer: Any) -> LookupDrafter:
         low, high = spec.ngrams
@@ -96,11 +114,11 @@ class Loader:
     def _bridge(self, spec: DrafterSpec, source: Path, tokenizer: Any) -> BridgeDrafter:
         own = self.tokenizer(source)
         self._tell(f"bridge to {spec.name}: {tokenizer_overlap(tokenizer, own)}", None)
-        module = self.module(source)
-        limit = sequence_limit(module.config.get_text_config())
+        model = self.model(spec.name, source)
+        limit = sequence_limit(model.module.config.get_text_config())
         capacity = min(2 * self._setup.cache_length, limit[0] if limit else 2 * self._setup.cache_length)
-        ends = stop_token_ids(module, own)
-        return BridgeDrafter(Model(spec.name, module), own, tokenizer, capacity=capacity, stop_ids=ends)
+        ends = stop_token_ids(model.module, own)
+        return BridgeDrafter(model, own, tokenizer, capacity=capacity, stop_ids=ends)
 
 
 def _own(spec: DrafterSpec, tokenizer: Any) -> Drafter:

@@ -37,6 +37,11 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         help="of the weights: float32, fp16, int8, stock (torch's own layers) (default: %(default)s)",
     )
     group.add_argument("--device", default="cpu", help="cpu, cuda, ... (default: %(default)s)")
+    group.add_argument(
+        "--runner",
+        default="auto",
+        help="what computes on a CPU: native (C, compiled once with your compiler), torch, or auto (default: auto)",
+    )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: measured at the start)")
     group.add_argument("--cache-length", type=int, default=2048, help="tokens, prompt included (default: %(default)s)")
     group.add_argument("--seed", type=int, default=0, help="of sampling and of the controller (default: %(default)s)")
@@ -69,6 +74,7 @@ def read_setup(arguments: argparse.Namespace) -> Setup:
         max_depth=arguments.max_depth,
         precision=arguments.precision,
         device=arguments.device,
+        runner=arguments.runner,
         threads=arguments.threads,
         cache_length=arguments.cache_length,
         corpus=arguments.corpus,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adaspec.decoding.device import check_threads
+from adaspec.decoding.load import check_runner
 from adaspec.decoding.lookup import check_ngrams
 from adaspec.decoding.model import check_precision
 from adaspec.decoding.packed import PRECISIONS
@@ -130,6 +131,7 @@ class Setup:
     max_depth: int = 3
     precision: str = "fp16"
     device: str = "cpu"
+    runner: str = "auto"
     threads: int | None = None
     cache_length: int = 2048
     corpus: Path | None = None
@@ -141,6 +143,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_precision(self.precision, self.device)
+        check_runner(self.runner, self.precision, self.device)
         if self.threads is not None:
             check_threads(self.threads)
         if self.corpus is not None and not any(spec.kind == "lookup" for spec in self.drafters):

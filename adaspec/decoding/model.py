@@ -47,6 +47,9 @@ class Model(LanguageModel):
         module: the causal LM, in evaluation mode.
         vocab_size: rows of logits to return; a longer head is cut (its padding), a shorter one filled with -inf.
 
+    Attributes:
+        runner: what computes its passes, and why not something faster.
+
     Raises:
         ValueError: the architecture keeps a state that cannot be rolled back; the reason is named.
     """
@@ -59,6 +62,7 @@ class Model(LanguageModel):
         super().__init__(name, vocab_size or self._config.vocab_size)
         self.module = module
         self._embeddings = module.get_input_embeddings().num_embeddings
+        self.runner = "torch"
         self._cache_name = _cache_name(module)
         self._store: KVCache | None = None
 

@@ -29,6 +29,7 @@ class NativeModel(Model):
         super().__init__(name, module, vocab_size)
         if reason := obstacle(module, precision):
             raise ValueError(f"{name}: {reason}")
+        self.runner = "native"
         self._decoder = NativeDecoder(module, precision)
         self._capacity = 0
 

@@ -1,0 +1,75 @@
+"""From a folder to a model that decodes: which code computes its passes, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from adaspec.decoding.model import Model, check_precision, load_module, rollback_obstacle
+from adaspec.decoding.native.decoder import KINDS, obstacle
+from adaspec.decoding.native.library import CompileError, library
+from adaspec.decoding.native.model import NativeModel
+from adaspec.decoding.packed import pack
+
+RUNNERS = ("auto", "native", "torch")
+
+
+def check_runner(runner: str, precision: str, device: str) -> None:
+    """Tells whether a runner can be asked for.
+
+    Raises:
+        ValueError: an unknown one, or native for what it cannot do anywhere.
+    """
+    if runner not in RUNNERS:
+        raise ValueError(f"the runner is one of {', '.join(RUNNERS)}, got {runner!r}")
+    if runner == "native" and (device != "cpu" or precision not in KINDS):
+        raise ValueError(f"the native runner computes {', '.join(KINDS)} on the cpu, not {precision} on {device}")
+
+
+def load_model(
+    name: str,
+    source: str | Path,
+    *,
+    precision: str = "fp16",
+    device: str = "cpu",
+    runner: str = "auto",
+    trust_remote_code: bool = False,
+    vocab_size: int | None = None,
+    tell: Callable[[str, float | None], None] = lambda what, share: None,
+) -> Model:
+    """Loads a causal LM that can be rolled back.
+
+    Args:
+        name: its name in plans.
+        source: a local folder or a hub name.
+        precision: of the weights, as for ``load_module``.
+        device: "cpu", "cuda", ...
+        runner: "native" computes passes in C, "torch" with torch's packed layers; "auto" takes the first where it
+            can, and ``Model.runner`` tells which it is and why.
+        trust_remote_code: run code that comes with the weights.
+        vocab_size: as for ``Model``.
+        tell: is told of the compilation, which takes seconds, once per machine.
+
+    Raises:
+        ValueError: a source that cannot be loaded or rolled back, or the native runner where it cannot compute.
+    """
+    check_runner(runner, precision, device)
+    check_precision(precision, device)
+    if device != "cpu" or precision not in KINDS or runner == "torch":
+        module = load_module(source, precision=precision, device=device, trust_remote_code=trust_remote_code)
+        return Model(name, module, vocab_size)
+    module = load_module(source, precision="stock", trust_remote_code=trust_remote_code)
+    reason = rollback_obstacle(module) or obstacle(module, precision)
+    if reason is None:
+        tell("compile the CPU kernels", None)
+        try:
+            library()
+        except CompileError as error:
+            reason = str(error)
+    if reason is None:
+        return NativeModel(name, module, precision, vocab_size)
+    if runner == "native":
+        raise ValueError(f"{name}: {reason}")
+    model = Model(name, module if rollback_obstacle(module) else pack(module, precision), vocab_size)
+    model.runner = f"torch ({reason})"
+    return model
