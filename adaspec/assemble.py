@@ -14,6 +14,7 @@ from adaspec.decoding.chain import Chain
 from adaspec.decoding.clock import CudaClock, WallClock
 from adaspec.decoding.device import check_device, check_threads, use_fastest, use_threads
 from adaspec.decoding.drafter import Drafter
+from adaspec.decoding.feature_load import feature_folder, is_feature_drafter, load_feature_drafter
 from adaspec.decoding.generate import Generator, Request
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.lookup import CorpusCounts, LookupDrafter
@@ -43,8 +44,8 @@ Progress = Callable[[str, float | None], None]
 class DrafterSpec:
     """One ``--drafter``: its name in plans and its source, written ``[NAME=]SOURCE``.
 
-    Sources: ``lookup`` or ``lookup:MIN-MAX`` (n-gram range); a precision (the target's own weights in it); else
-    anything the model store resolves.
+    Sources: ``lookup`` or ``lookup:MIN-MAX`` (n-gram range); a precision (the target's own weights in it); ``head``
+    or a folder with a feature drafter; else anything the model store resolves.
     """
 
     name: str
@@ -75,8 +76,12 @@ class DrafterSpec:
 
     @property
     def is_model(self) -> bool:
-        """Whether the source is a model of its own, neither lookup nor the target in another precision."""
-        return not self.is_lookup and self.source not in PRECISIONS
+        """Whether the source is a model of its own: no lookup, no features, not the target in another precision."""
+        return not self.is_lookup and not self.is_feature and self.source not in PRECISIONS
+
+    @property
+    def is_feature(self) -> bool:
+        return is_feature_drafter(self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +217,9 @@ def span(setup: Setup) -> PlanSpace:
         return PlanSpace([setup.plan])
     if setup.plain:
         return PlanSpace([Plan((TARGET,))])
-    middles = [spec.name for spec in setup.drafters if not spec.is_lookup]
-    return PlanSpace.grid(
+    features = {spec.name for spec in setup.drafters if spec.is_feature}
+    middles = [spec.name for spec in setup.drafters if not spec.is_lookup and not spec.is_feature]
+    space = PlanSpace.grid(
         TARGET,
         known[1:],
         setup.windows,
@@ -221,6 +227,7 @@ def span(setup: Setup) -> PlanSpace:
         inner_windows=setup.inner_windows,
         max_depth=setup.max_depth,
     )
+    return PlanSpace(plan for plan in space if plan.depth < 3 or plan.models[-1] not in features)  # of the target
 
 
 def _controller(setup: Setup, space: PlanSpace, members: dict[str, LanguageModel | Drafter]) -> Controller:
@@ -234,6 +241,9 @@ def _drafter(
 ) -> LanguageModel | Drafter:
     if spec.is_lookup:
         return _lookup(setup, spec, tokenizer, tell)
+    if spec.is_feature:
+        assert isinstance(target, Model)  # plain decoding has no drafter
+        return load_feature_drafter(spec.name, feature_folder(spec.source, setup.target), target)
     if not spec.is_model:
         return Model(spec.name, _load(setup, source, spec.source, tell), target.vocab_size)
     check_same_tokenizer(tokenizer, _tokenizer(setup, source), setup.target, spec.source)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
@@ -27,6 +27,8 @@ from adaspec.decoding.model import Model
 from adaspec.decoding.packed import pack
 
 PICKLE = "pytorch_model.bin"
+HEAD = "head"  # the drafter that comes with the project
+HEADS = Path(__file__).parents[1] / "heads"  # by the target's name
 OWN_LAYER = ("layers.0.", "midlayer.")
 PARTS = ("self_attn.", "mlp.")  # of the published names; the network knows the layers by their last names
 IGNORED = ("t2d", "rotary_emb.inv_freq")
@@ -58,12 +60,28 @@ class FeatureWeights:
     embedding: Tensor | None
 
 
-def is_feature_drafter(folder: Path) -> bool:
-    """Whether a folder holds a feature drafter rather than a model: some tensor joins features (``fc``)."""
+def is_feature_drafter(source: Path | str) -> bool:
+    """Whether a source is ``head`` or a folder with a feature drafter, told by the tensor that joins features."""
+    folder = Path(source)
+    if source == HEAD or not (folder / "config.json").is_file():
+        return source == HEAD
     try:
-        return (folder / "config.json").is_file() and "fc.weight" in _tensors(folder)
+        return any(name.removeprefix("model.") == "fc.weight" for name in _names(folder))
     except ValueError:
         return False
+
+
+def feature_folder(source: str, target: str) -> Path:
+    """The folder that ``source`` names for the model ``target``; ``head``: the drafter that comes with the project.
+
+    Raises:
+        ValueError: none comes with the project for this target.
+    """
+    if source != HEAD:
+        return Path(source)
+    if not (HEADS / target / "config.json").is_file():
+        raise ValueError(f"no drafter comes with the project for {target}; adaspec train-drafter makes one")
+    return HEADS / target
 
 
 def read_feature_drafter(folder: Path) -> FeatureWeights:
@@ -240,6 +258,21 @@ def _config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} describes no feature drafter: {error}") from None
     return config
+
+
+def _names(folder: Path) -> list[str]:
+    """The names of the tensors in a folder; those of safetensors without reading them."""
+    files = sorted(folder.glob("[!.]*.safetensors"))
+    if not files:
+        return list(_tensors(folder)) if (folder / PICKLE).is_file() else []
+    try:
+        names: list[str] = []
+        for path in files:
+            with safe_open(path, framework="pt") as stored:
+                names += stored.keys()
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder} holds no readable weights: {error}") from None
+    return names
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

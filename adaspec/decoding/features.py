@@ -17,6 +17,7 @@ class FeatureBuffer:
         self._capacity = capacity
         self._states: Tensor | None = None  # its width is known with the first pass
 
+    @torch.inference_mode()
     def write(self, slots: Tensor, states: Tensor) -> None:
         """Stores ``states`` [B, q, width] of a pass at ``slots`` [B, q]."""
         if self._states is None:

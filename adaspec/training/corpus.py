@@ -34,6 +34,9 @@ class Recipe:
     ``rows`` decode at a time, ``passes`` make a shard, a text has at most ``length`` tokens. In a share ``invented``
     of them the model makes up the user's turn as well, drawn at temperature 1. A text that says the same ``LOOP``
     tokens a third time ends there: more of it teaches nothing.
+
+    Raises:
+        ValueError: a number out of range.
     """
 
     seed: int = 0
@@ -41,6 +44,12 @@ class Recipe:
     passes: int = 400
     length: int = 208
     invented: float = 0.35
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.passes) < 1:
+            raise ValueError(f"rows and passes are at least 1, got {self.rows} and {self.passes}")
+        if self.length < 8:
+            raise ValueError(f"a text has room for at least 8 tokens, got {self.length}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +209,7 @@ class Collector:
         self._model.start(len(given), sequence.capacity)
         self._model.catch_up(sequence, sequence.lengths - 1)
         active = torch.ones_like(sequence.lengths, dtype=torch.bool)
-        stops = torch.tensor(sorted(self._dialogue.stop_ids), device=self._model.device)
+        stops = torch.tensor(sorted(self._dialogue.stop_ids), dtype=torch.long, device=self._model.device)
         for _ in range(length):
             token = self._model.logits(sequence, sequence.lengths - 1, 1, active)[:, 0].argmax(-1)
             sequence.append(token[:, None], active.long())

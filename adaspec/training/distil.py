@@ -38,10 +38,9 @@ class Distillation:
         texts: files of given text to learn from as well.
         tokens: of the target's own output to collect, prompts included.
         vocabulary: tokens that the drafter can draft.
-        begin_tokens: tokens for the closed-form beginning.
+        begin_tokens: tokens for the closed-form beginning; 0: it begins at random.
         answer_tokens: longest held-out answer.
         device: where target and drafter compute.
-        threads: CPU threads of torch.
 
     Raises:
         ValueError: a number out of range.
@@ -53,7 +52,7 @@ class Distillation:
     prompts: Path = DEFAULT
     texts: tuple[Path, ...] = ()
     tokens: int = 400_000
-    vocabulary: int = 16_000
+    vocabulary: int = 12_288
     begin_tokens: int = 16_000
     answer_tokens: int = 128
     device: str = "cpu"
@@ -61,7 +60,7 @@ class Distillation:
     schedule: Schedule = field(default_factory=Schedule)
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "vocabulary", "begin_tokens", "answer_tokens"):
+        for name in ("tokens", "vocabulary", "answer_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
 
@@ -196,12 +195,13 @@ def _begin(
     path, module = job.work / "begin.safetensors", model.module
     net = FeatureNet(shape_of(module.config.get_text_config()))
     if not path.exists():
-        tell("begin with the target's last layer", None)
         token_map = frequent_tokens([text.tokens for text in texts], job.vocabulary, model.vocab_size, stops)
         plain = _load(job, "stock")
         rows = plain.get_output_embeddings().weight[token_map.to(job.device)]
-        like_the_last_layer(net, Model(job.target, plain).layers[-1], getattr(plain.base_model, "norm", None))
-        guess(net, _regression(job, model, texts))
+        if job.begin_tokens > 0:
+            tell("begin with the target's last layer", None)
+            like_the_last_layer(net, Model(job.target, plain).layers[-1], getattr(plain.base_model, "norm", None))
+            guess(net, _regression(job, model, texts))
         tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
         save_file(tensors | {"token_map": token_map, "rows": rows.cpu().contiguous()}, path)
     stored = load_file(path)

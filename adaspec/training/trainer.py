@@ -125,7 +125,7 @@ class Trainer:
 
     def _told(self, left: float) -> str:
         rates = " ".join(f"{rate:.2f}" for rate in self.history[-1][1])
-        return f"step {self.step} of {self.steps}, {math.ceil(left / 60)} min left, held-out acceptance {rates}"
+        return f"train: at most {math.ceil(left / 60)} min left, held-out acceptance {rates}"
 
     def _learn(self) -> None:
         schedule, done = self.schedule, self.step / self.steps
