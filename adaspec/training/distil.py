@@ -53,7 +53,7 @@ class Distillation:
     texts: tuple[Path, ...] = ()
     tokens: int = 400_000
     vocabulary: int = 12_288
-    begin_tokens: int = 16_000
+    begin_tokens: int = 12_000
     answer_tokens: int = 128
     device: str = "cpu"
     recipe: Recipe = field(default_factory=Recipe)

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 
 from adaspec.decoding.feature_net import FeatureNet, FeatureShape
 
-RIDGE = 1e-3  # of the mean square of the inputs
+RIDGE = 1e-2  # of each input's mean square
 
 
 def shape_of(config: Any) -> FeatureShape:
@@ -61,10 +61,10 @@ class Ridge:
         self._product += inputs.T @ entering.double().cpu()
 
     def solve(self) -> tuple[Tensor, Tensor]:
-        """Weight [size, 2 size] and bias [size]; shrinkage relative to the mean square of the inputs."""
-        shrink = RIDGE * self._square.diagonal()[:-1].mean() * torch.eye(len(self._square), dtype=torch.float64)
-        shrink[-1, -1] = 0
-        found = torch.linalg.solve(self._square + shrink, self._product).float()
+        """Weight [size, 2 size] and bias [size]; each input is shrunk relative to its own mean square."""
+        shrink = RIDGE * self._square.diagonal()
+        shrink[-1] = 0
+        found = torch.linalg.solve(self._square + shrink.diag(), self._product).float()
         return found[:-1].T.contiguous(), found[-1].contiguous()
 
 

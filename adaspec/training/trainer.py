@@ -37,7 +37,7 @@ class Schedule:
     """
 
     epochs: int = 2
-    batch_tokens: int = 256
+    batch_tokens: int = 160
     rate: float = 3e-4
     warmup: int = 50
     unroll: int = 3
