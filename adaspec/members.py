@@ -11,6 +11,7 @@ from typing import Any
 from adaspec.decoding.bridge import BridgeDrafter
 from adaspec.decoding.corpus import CorpusIndex, is_index, read_tokens
 from adaspec.decoding.drafter import Drafter
+from adaspec.decoding.feature_load import feature_folder, load_feature_drafter
 from adaspec.decoding.hybrid import HybridDrafter
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.load import load_model
@@ -95,6 +96,9 @@ class Loader:
             return HybridDrafter({name: others[name] for name in spec.parts})
         if spec.kind == "bridge":
             return self._bridge(spec, source, tokenizer)
+        if spec.kind == "feature":
+            assert isinstance(target, Model)  # plain decoding has no drafter
+            return load_feature_drafter(spec.name, feature_folder(spec.source, self._setup.target), target)
         if spec.kind == "python":
             return _own(spec, tokenizer)
         if spec.kind == "precision":

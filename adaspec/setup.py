@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adaspec.decoding.device import check_threads
+from adaspec.decoding.feature_load import is_feature_drafter
 from adaspec.decoding.load import check_runner
 from adaspec.decoding.lookup import check_ngrams
 from adaspec.decoding.model import check_precision
@@ -22,7 +23,8 @@ TARGET = "target"  # the target's name in plans
 class DrafterSpec:
     """One ``--drafter``: its name in plans and its source, written ``[NAME=]SOURCE``.
 
-    Sources: ``lookup`` or ``lookup:MIN-MAX`` (n-gram range); a precision (the target's own weights in it);
+    Sources: ``lookup`` or ``lookup:MIN-MAX`` (n-gram range); a precision (the target's own weights in it); ``head`` or
+    a folder with a feature drafter (which reads the target's hidden states);
     ``a+b`` (a hybrid of drafters named before, ``parts``); ``bridge:SOURCE`` (a model of another tokenizer);
     ``python:module.Class`` (a drafter of one's own); else anything the model store resolves.
     """
@@ -51,12 +53,14 @@ class DrafterSpec:
 
     @property
     def kind(self) -> str:
-        """One of lookup, hybrid, bridge, python, precision, model."""
+        """One of lookup, hybrid, bridge, python, feature, precision, model."""
         prefix = self.source.partition(":")[0]
         if self.parts:
             return "hybrid"
         if prefix in ("lookup", "bridge", "python"):
             return prefix
+        if is_feature_drafter(self.source):
+            return "feature"
         return "precision" if self.source in PRECISIONS else "model"
 
     @property
@@ -195,5 +199,9 @@ def span(setup: Setup) -> PlanSpace:
         max_depth=setup.max_depth,
         stops=setup.stops,
     )
+    features = {spec.name for spec in setup.drafters if spec.kind == "feature"}
     made_of = {name: {spec.name for spec in setup.closure([name])} for name in known[1:]}
-    return PlanSpace(plan for plan in space if made_of.get(plan.models[-1], set()).isdisjoint(plan.models[1:-1]))
+    plans = (plan for plan in space if made_of.get(plan.models[-1], set()).isdisjoint(plan.models[1:-1]))
+    return PlanSpace(  # a feature drafter reads the target, so nothing may stand between them
+        plan for plan in plans if plan.depth < 3 or features.isdisjoint(made_of[plan.models[-1]])
+    )

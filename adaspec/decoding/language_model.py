@@ -9,6 +9,7 @@ from torch import Tensor
 
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.clock import WallClock
+from adaspec.decoding.features import FeatureBuffer
 
 
 class LanguageModel(ABC):
@@ -27,6 +28,8 @@ class LanguageModel(ABC):
         self.vocab_size = vocab_size
         self.clock = WallClock()
         self.lengths = torch.zeros(0, dtype=torch.long)
+        self._features: dict[tuple[int, ...], FeatureBuffer] = {}
+        self._capacity = 0
 
     @property
     def device(self) -> torch.device:
@@ -41,6 +44,34 @@ class LanguageModel(ABC):
     def start(self, batch_size: int, capacity: int) -> None:
         """Begins new sequences of at most ``capacity`` tokens. Subclasses allocate their cache here."""
         self.lengths = torch.zeros(batch_size, dtype=torch.long, device=self.device)
+        self._capacity = capacity
+        self._features = {layers: FeatureBuffer(batch_size, capacity) for layers in self._features}
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """From now on keeps the features of these layers at every position it is fed; once is enough.
+
+        Positions fed before have none and are fed again. Layer k is the state that enters decoder layer k, counted
+        from 0; the number of layers stands for the last state, which the head reads.
+
+        Raises:
+            ValueError: the model has no such layers.
+        """
+        if layers not in self._features:
+            self._watch(layers)
+            self._features[layers] = FeatureBuffer(self.lengths.shape[0], self._capacity)
+            self.rollback(torch.zeros_like(self.lengths))
+
+    def features(self, layers: tuple[int, ...], first: Tensor, count: int) -> Tensor:
+        """The tapped states at positions first .. first + count - 1 of each row, layer by layer, [B, count, width]."""
+        return self._features[layers].read(first, count)
+
+    def _watch(self, layers: tuple[int, ...]) -> None:
+        """Makes ``_states`` give these layers. Subclasses that have features override both."""
+        raise ValueError(f"{self.name} shows no hidden states to draft from")
+
+    def _states(self, layers: tuple[int, ...]) -> Tensor:
+        """The states of the last pass, [B, q, width]."""
+        raise NotImplementedError
 
     def rollback(self, lengths: Tensor) -> None:
         """Declares everything behind ``lengths`` [B] unseen; rows that are shorter stay as they are."""
@@ -81,5 +112,7 @@ class LanguageModel(ABC):
         context = int(self.lengths.max())
         with self.clock.measure(self.name, query_len, sequence.batch_size, context, catch_up=catch_up):
             logits = self._forward(tokens, slots, rows)
+            for layers, buffer in self._features.items():
+                buffer.write(slots, self._states(layers))
         self.lengths = self.lengths + pending
         return logits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,24 @@ class Model(LanguageModel):
         self.runner = "torch"
         self._cache_name = _cache_name(module)
         self._store: KVCache | None = None
+        self._seen: dict[int, Tensor] = {}  # the states of the last pass, by layer
 
     @property
     def device(self) -> torch.device:
         device: torch.device = self.module.get_input_embeddings().weight.device
         return device
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The stack of decoder layers, wherever the architecture keeps it."""
+        count = self._config.num_hidden_layers
+        stacks = (each for each in self.module.base_model.modules() if isinstance(each, nn.ModuleList))
+        return next(each for each in stacks if len(each) == count)
+
+    @property
+    def depth(self) -> int:
+        """Number of decoder layers."""
+        return len(self.layers)
 
     def start(self, batch_size: int, capacity: int) -> None:
         """Begins new sequences; the cache is kept when it fits.
@@ -105,6 +119,29 @@ class Model(LanguageModel):
         kept = torch.arange(first, int(rows.max()) + 1, device=rows.device)
         logits = self.module(**inputs, logits_to_keep=kept).logits.float()
         return fit(_pick(logits, rows - first), self.vocab_size)
+
+    def _watch(self, layers: tuple[int, ...]) -> None:
+        self._check_layers(layers)
+        stack = self.layers
+        for layer in set(layers) - self._seen.keys():
+            self._seen[layer] = torch.empty(0)
+            if layer < len(stack):
+                stack[layer].register_forward_pre_hook(partial(self._see_input, layer), with_kwargs=True)
+            else:
+                self.module.base_model.register_forward_hook(partial(self._see_last, layer))
+
+    def _check_layers(self, layers: tuple[int, ...]) -> None:
+        if not all(0 <= layer <= self.depth for layer in layers):
+            raise ValueError(f"{self.name} has the layers 0 .. {self.depth} to draft from, got {layers}")
+
+    def _states(self, layers: tuple[int, ...]) -> Tensor:
+        return torch.cat([self._seen[layer] for layer in layers], -1)
+
+    def _see_input(self, layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._seen[layer] = args[0] if args else kwargs["hidden_states"]
+
+    def _see_last(self, layer: int, module: Any, args: tuple[Any, ...], output: Any) -> None:
+        self._seen[layer] = output.last_hidden_state
 
     def _mask(self, positions: Tensor, filled: int) -> Tensor:
         """Which of the ``filled`` slots each position [B, q] sees, [B, 1, q, filled]; additive for eager attention."""

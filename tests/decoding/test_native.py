@@ -10,6 +10,7 @@ from tiny_models import greedy_loop, noisy, tiny
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.chain import Chain, Sequences
 from adaspec.decoding.lookup import LookupDrafter
+from adaspec.decoding.model import Model
 from adaspec.decoding.native import library
 from adaspec.decoding.native.decoder import NativeDecoder, obstacle
 from adaspec.decoding.native.library import CompileError
@@ -83,7 +84,11 @@ def test_a_row_is_the_same_bits_in_every_pass_and_on_every_number_of_threads(kin
     tokens = torch.randint(3, 48, (70,), generator=torch.Generator().manual_seed(1))
     torch.set_num_threads(1)
     alone = passes(native, tokens, [1])
-    for threads, shapes in ((1, [[2], [3], [4], [5], [6], [7], [9, 1], [13, 2], [70]]), (2, [[9, 1], [70]]), (3, [[70]])):
+    for threads, shapes in (
+        (1, [[2], [3], [4], [5], [6], [7], [9, 1], [13, 2], [70]]),
+        (2, [[9, 1], [70]]),
+        (3, [[70]]),
+    ):
         torch.set_num_threads(threads)
         for sizes in shapes:
             assert torch.equal(passes(native, tokens, sizes), alone), (threads, sizes)
@@ -191,3 +196,19 @@ def test_it_is_compiled_once(monkeypatch, tmp_path):
     monkeypatch.setattr(subprocess, "run", None)
     assert library.build() == built
     assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
+
+
+def test_tapped_states_are_those_that_the_torch_layers_show():
+    module, layers = tiny("llama"), (0, 1, 2)
+    prompts = torch.randint(3, 48, (2, 9), generator=torch.Generator().manual_seed(4))
+    shown = []
+    for model in (Model("t", copy.deepcopy(module)), NativeModel("t", copy.deepcopy(module), "float32")):
+        model.start(2, 12)
+        model.tap(layers)
+        buffer = TokenBuffer(2, 12)
+        buffer.append(prompts, torch.tensor([9, 6]))
+        model.logits(buffer, buffer.lengths - 1, 1, torch.ones(2, dtype=torch.bool))
+        shown.append(model.features(layers, torch.tensor([0, 0]), 6))
+    assert torch.allclose(*shown, atol=1e-5)
+    with pytest.raises(ValueError, match=r"layers 0 \.\. 2"):
+        model.tap((3,))

@@ -31,11 +31,9 @@ class NativeModel(Model):
             raise ValueError(f"{name}: {reason}")
         self.runner = "native"
         self._decoder = NativeDecoder(module, precision)
-        self._capacity = 0
 
     def start(self, batch_size: int, capacity: int) -> None:
         super().start(batch_size, capacity)
-        self._capacity = capacity
         self._decoder.start(batch_size, capacity)
 
     @torch.inference_mode()
@@ -43,10 +41,18 @@ class NativeModel(Model):
         batch, count = tokens.shape
         sequence = torch.arange(batch)[:, None].expand(-1, count)
         wanted = torch.arange(batch)[:, None] * count + rows  # [B, n]
-        logits, _ = self._decoder.forward(
+        logits, states = self._decoder.forward(
             tokens.clamp(max=self._embeddings - 1).reshape(-1),
             sequence.reshape(-1),
             slots.clamp(max=self._capacity).reshape(-1),
             wanted.reshape(-1),
+            tuple(self._seen),
         )
+        for layer, state in states.items():
+            self._seen[layer] = state.view(batch, count, -1)
         return fit(logits.view(*rows.shape, logits.shape[-1]), self.vocab_size)
+
+    def _watch(self, layers: tuple[int, ...]) -> None:
+        self._check_layers(layers)
+        for layer in layers:
+            self._seen.setdefault(layer, torch.empty(0))

@@ -1,0 +1,1 @@
+"""Distilling drafters: a target's own output, with its features, becomes the weights of a feature drafter."""

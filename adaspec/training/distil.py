@@ -1,0 +1,231 @@
+"""The whole way from a target to a folder with a drafter: collect, begin, train, write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from adaspec.decoding.cache import TokenBuffer
+from adaspec.decoding.feature_load import save_feature_drafter
+from adaspec.decoding.feature_net import FeatureNet
+from adaspec.decoding.model import Model, load_module, load_tokenizer, stop_token_ids
+from adaspec.training.card import card
+from adaspec.training.corpus import Collector, Dialogue, Recipe, Text, read_shard, write_shard
+from adaspec.training.prompts import DEFAULT, Kind, PromptSource, read_prompts
+from adaspec.training.start import Ridge, frequent_tokens, guess, like_the_last_layer, shape_of
+from adaspec.training.trainer import Schedule, Trainer
+from adaspec.training.unroll import Head, curve
+
+Tell = Callable[[str, float | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Distillation:
+    """What to distil, and where to.
+
+    Args:
+        target: its name, as the card tells it.
+        source: its folder.
+        out: where the drafter goes; the work in progress lies beside it in ``work``.
+        prompts: TOML file of prompts, see ``prompts``.
+        texts: files of given text to learn from as well.
+        tokens: of the target's own output to collect, prompts included.
+        vocabulary: tokens that the drafter can draft.
+        begin_tokens: tokens for the closed-form beginning; 0: it begins at random.
+        answer_tokens: longest held-out answer.
+        device: where target and drafter compute.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    target: str
+    source: Path
+    out: Path
+    prompts: Path = DEFAULT
+    texts: tuple[Path, ...] = ()
+    tokens: int = 400_000
+    vocabulary: int = 12_288
+    begin_tokens: int = 12_000
+    answer_tokens: int = 128
+    device: str = "cpu"
+    recipe: Recipe = field(default_factory=Recipe)
+    schedule: Schedule = field(default_factory=Schedule)
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "vocabulary", "answer_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+
+    @property
+    def work(self) -> Path:
+        return self.out / "work"
+
+
+@dataclass(frozen=True, slots=True)
+class Distilled:
+    """What came of it: acceptance by position on held-out answers, per kind and ``all``, before and after."""
+
+    steps: int
+    before: list[float]
+    after: dict[str, list[float]]
+    tokens: int
+    parameters: int
+
+
+def distil(job: Distillation, tell: Tell) -> Distilled:
+    """Runs or resumes a distillation; every step that is done already is taken from the work folder.
+
+    Raises:
+        ValueError: a target that has no features, or files that do not fit together.
+    """
+    job.work.mkdir(parents=True, exist_ok=True)
+    _claim(job)
+    torch.manual_seed(job.schedule.seed)
+    tell("load the target", None)
+    tokenizer = load_tokenizer(job.source)
+    module = _load(job, "fp16")
+    model, stops = Model(job.target, module), stop_token_ids(module, tokenizer)
+    collector = Collector(model, Dialogue(tokenizer, stops), job.recipe)
+    kinds = read_prompts(job.prompts)
+    texts = [text for path in _own_shards(job, collector, kinds, tell) for text in read_shard(path)]
+    texts += [text for path in _given_shards(job, collector, tokenizer, tell) for text in read_shard(path)]
+    held_out = {kind: read_shard(path) for kind, path in _held_out(job, collector, kinds, tell)}
+    net, token_map, rows = _begin(job, model, texts, stops, tell)
+    head = Head(rows.to(job.device), token_map.to(job.device))
+    embed = module.get_input_embeddings()
+    judged_by = [text for found in held_out.values() for text in found]
+    trainer = Trainer(net, embed, head, texts, judged_by, job.schedule, job.work / "state.safetensors")
+    trainer.run(tell)
+    tied = bool(module.config.get_text_config().tie_word_embeddings)
+    after = {kind: curve(trainer.judged(found)) for kind, found in held_out.items()}
+    after["all"] = curve(trainer.judged(judged_by))
+    save_feature_drafter(job.out, net, token_map, None if tied else rows, job.target)
+    result = Distilled(
+        steps=trainer.step,
+        before=trainer.history[0][1],
+        after=after,
+        tokens=sum(len(text.tokens) for text in texts),
+        parameters=sum(each.numel() for each in net.parameters()),
+    )
+    (job.out / "README.md").write_text(card(job.target, _settings(job), asdict(result)), encoding="utf-8")
+    return result
+
+
+def _load(job: Distillation, precision: str) -> Any:
+    """The target; on a GPU in float32 whatever ``precision`` says."""
+    return load_module(job.source, precision=precision if job.device == "cpu" else "float32", device=job.device)
+
+
+def _settings(job: Distillation) -> dict[str, Any]:
+    """What the result depends on, without machine paths."""
+    return {
+        "prompts": job.prompts.name,
+        "texts": [path.name for path in job.texts],
+        "tokens": job.tokens,
+        "vocabulary": job.vocabulary,
+        "begin_tokens": job.begin_tokens,
+        "answer_tokens": job.answer_tokens,
+        "recipe": asdict(job.recipe),
+        "schedule": asdict(job.schedule),
+    }
+
+
+def _claim(job: Distillation) -> None:
+    """Marks the work folder as this job's, so that another one does not go on from its files."""
+    path, mine = job.work / "job.json", json.dumps({"target": job.target, **_settings(job)}, indent=2)
+    if path.exists() and path.read_text(encoding="utf-8") != mine:
+        raise ValueError(
+            f"{job.work} holds another distillation ({path.name} tells which); remove it, or take its values"
+        )
+    path.write_text(mine, encoding="utf-8")
+
+
+def _own_shards(job: Distillation, collector: Collector, kinds: dict[str, Kind], tell: Tell) -> Iterator[Path]:
+    count, passes = 0, job.recipe.passes
+    wanted = -(-job.tokens // (passes * job.recipe.rows))
+    for count in range(wanted):
+        path = job.work / f"shard-{count:04d}.safetensors"
+        if not path.exists():
+            prompts = PromptSource(kinds, f"{job.recipe.seed}/{count}")
+
+            def told(done: int, count: int = count) -> None:
+                share = (count + done / passes) / wanted
+                tell(f"collect the target's output, part {count + 1} of {wanted}", share)
+
+            write_shard(path, collector.shard(prompts, count, told))
+        yield path
+
+
+def _given_shards(job: Distillation, collector: Collector, tokenizer: Any, tell: Tell) -> Iterator[Path]:
+    for count, source in enumerate(job.texts):
+        path = job.work / f"text-{count:04d}.safetensors"
+        if not path.exists():
+            tell(f"read {source.name}", None)
+            try:
+                text = source.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{source} is no UTF-8 text: {error}") from None
+            write_shard(path, list(collector.read(tokenizer(text, add_special_tokens=False)["input_ids"])))
+        yield path
+
+
+def _held_out(
+    job: Distillation, collector: Collector, kinds: dict[str, Kind], tell: Tell
+) -> Iterator[tuple[str, Path]]:
+    for name, kind in kinds.items():
+        path = job.work / f"held-out-{name}.safetensors"
+        if not path.exists():
+            tell(f"held-out answers: {name}", None)
+            write_shard(path, collector.answers(kind.held_out, job.answer_tokens))
+        yield name, path
+
+
+def _begin(
+    job: Distillation, model: Model, texts: list[Text], stops: tuple[int, ...], tell: Tell
+) -> tuple[FeatureNet, Tensor, Tensor]:
+    """The network to begin with, the reduced vocabulary [D] and its rows of the target's head [D, size]."""
+    path, module = job.work / "begin.safetensors", model.module
+    net = FeatureNet(shape_of(module.config.get_text_config()))
+    if not path.exists():
+        token_map = frequent_tokens([text.tokens for text in texts], job.vocabulary, model.vocab_size, stops)
+        plain = _load(job, "stock")
+        rows = plain.get_output_embeddings().weight[token_map.to(job.device)]
+        if job.begin_tokens > 0:
+            tell("begin with the target's last layer", None)
+            like_the_last_layer(net, Model(job.target, plain).layers[-1], getattr(plain.base_model, "norm", None))
+            guess(net, _regression(job, model, texts))
+        tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
+        save_file(tensors | {"token_map": token_map, "rows": rows.cpu().contiguous()}, path)
+    stored = load_file(path)
+    token_map, rows = stored.pop("token_map"), stored.pop("rows")
+    net.load_state_dict({name.removeprefix("net."): value for name, value in stored.items()})
+    return net.to(job.device), token_map, rows
+
+
+def _regression(job: Distillation, model: Model, texts: list[Text]) -> Ridge:
+    """The target's states before and behind its last layer at every token of the first texts."""
+    table = model.module.get_input_embeddings()
+    layers, ridge, seen = (model.depth - 1,), Ridge(table.weight.shape[1]), 0
+    model.tap(layers)
+    for text in texts:
+        count = len(text.tokens)
+        sequence = TokenBuffer(1, count, model.device)
+        sequence.tokens[0, :count] = text.tokens
+        sequence.lengths += count
+        model.start(1, count)
+        model.catch_up(sequence, sequence.lengths)
+        entering = model.features(layers, torch.zeros_like(sequence.lengths), count)[0]
+        embeds = table(sequence.tokens[0, 1:count])
+        ridge.add(embeds, text.features[:-1].to(embeds), entering[1:])
+        seen += count
+        if seen >= job.begin_tokens:
+            break
+    return ridge
