@@ -103,3 +103,88 @@ class EpsilonGreedy(Policy):
         law = np.full(len(costs.space), self._epsilon / len(costs.space))
         law[costs.rates(context).argmax()] += 1.0 - self._epsilon
         return law
+
+
+class Optimistic(Policy):
+    """Plays the plan with the best optimistic forecast: every part at its upper quantile (UCB on the theorem).
+
+    Optimism in the parts is shared by all plans that have them, so a doubt about one pair is settled by playing any of
+    its plans, not each (Lai and Robbins, 1985; for structured arms: Abbasi-Yadkori et al., 2011).
+
+    Args:
+        delta: the probability that a part is better than its optimistic value.
+
+    Raises:
+        ValueError: a delta outside (0, 0.5].
+    """
+
+    def __init__(self, delta: float = 0.2) -> None:
+        if not 0.0 < delta <= 0.5:
+            raise ValueError(f"delta lies in (0, 0.5], got {delta}")
+        self._delta = delta
+
+    def probabilities(self, costs: CostModel, context: Context, rng: np.random.Generator) -> Floats:
+        law = np.zeros(len(costs.space))
+        law[costs.upper_rates(self._delta, context).argmax()] = 1.0
+        return law
+
+
+class Exp3(Policy):
+    """Exponential weights with a share that keeps every plan alive, on a reward that knows time.
+
+    The reward of a hold is tokens - rate x seconds, with ``rate`` the tokens per second of all holds so far
+    (discounted): positive exactly for what beats the present mix, and maximal, at the best rate, for the best ratio of
+    sums (Dinkelbach, 1967). It is scaled by the largest seen and weighted by importance. The weights begin at the
+    forecasts of the theorem and follow an adversary that changes its mind (EXP3.S: Auer et al., 2002).
+
+    Args:
+        rate: step of the weights.
+        explore: share of holds drawn uniformly from all plans.
+        share: weight that moves to all plans alike per hold.
+        prior: exponent on the forecast tokens per second in the first weights; 0 begins with all alike.
+
+    Raises:
+        ValueError: explore or share outside [0, 1], a rate that is not above 0, or a negative prior.
+    """
+
+    def __init__(self, rate: float = 0.1, explore: float = 0.02, share: float = 1e-3, prior: float = 8.0) -> None:
+        if not (0.0 <= explore <= 1.0 and 0.0 <= share <= 1.0):
+            raise ValueError(f"explore and share are probabilities, got {explore} and {share}")
+        if not rate > 0.0 or prior < 0.0:
+            raise ValueError(f"the rate is above 0 and the prior not below it, got {rate} and {prior}")
+        self._rate, self._explore, self._share, self._prior = rate, explore, share, prior
+        self._weights = np.zeros(0)  # [plans], summing to 1
+        self._tokens = self._seconds = self._largest = 0.0
+
+    def probabilities(self, costs: CostModel, context: Context, rng: np.random.Generator) -> Floats:
+        plans = len(costs.space)
+        if len(self._weights) != plans:
+            rates = costs.rates(context)
+            self._weights = (rates / rates.max()) ** self._prior
+            self._weights /= self._weights.sum()
+        law: Floats = (1.0 - self._explore) * self._weights + self._explore / plans
+        law /= law.sum()
+        return law
+
+    def observe(self, arm: int, propensity: float, rounds: Sequence[RoundOutcome]) -> None:
+        tokens, seconds = sum(one.tokens for one in rounds), sum(one.seconds for one in rounds)
+        if arm >= len(self._weights) or not seconds:
+            return
+        if self._seconds:
+            gain = tokens - self._tokens / self._seconds * seconds
+            self._largest = max(0.99 * self._largest, abs(gain))
+            self._reward(arm, gain / self._largest / propensity if self._largest else 0.0)
+        self._tokens, self._seconds = 0.98 * self._tokens + tokens, 0.98 * self._seconds + seconds
+
+    def _reward(self, arm: int, gain: float) -> None:
+        self._weights[arm] *= np.exp(min(max(self._rate * gain, -3.0), 1.0))
+        self._weights = self._weights / self._weights.sum()
+        self._weights = (1.0 - self._share) * self._weights + self._share / len(self._weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        sums = {"tokens": self._tokens, "seconds": self._seconds, "largest": self._largest}
+        return {"weights": self._weights.tolist(), **sums}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._weights = np.array(state["weights"], dtype=float)
+        self._tokens, self._seconds, self._largest = state["tokens"], state["seconds"], state["largest"]
