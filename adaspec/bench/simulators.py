@@ -17,16 +17,29 @@ Chances = Mapping[Edge, float | Sequence[float]]
 """Per (verifier, drafter) the chance of acceptance, or one per position of the window (the last one goes on)."""
 
 SEQUENCE, PROMPT = 256, 32  # tokens of one sequence, and of its prompt
-GOOD: Chances = {("t", "d"): 0.75, ("t", "m"): 0.85, ("t", "l"): 0.15, ("m", "d"): 0.7, ("m", "l"): 0.2}
-HOPELESS: Chances = dict.fromkeys(GOOD, 0.05)
+EDGES: tuple[Edge, ...] = (
+    *(("t", drafter) for drafter in "dmel"),
+    *(("m", drafter) for drafter in "del"),
+    *(("d", drafter) for drafter in "el"),
+)
+
+
+def chances(*values: float) -> dict[Edge, float]:
+    """The chances of the pairs t/d, t/m, t/e, t/l, m/d, m/e, m/l, d/e, d/l."""
+    return dict(zip(EDGES, values, strict=True))
+
+
+GOOD = chances(0.75, 0.85, 0.60, 0.15, 0.70, 0.60, 0.20, 0.70, 0.20)
+HOPELESS = dict.fromkeys(EDGES, 0.05)
+CHAIN = chances(0.55, 0.92, 0.45, 0.15, 0.75, 0.60, 0.20, 0.65, 0.20)
 SPEEDS = {
     "t": Speed.line(0.178, 0.010),
     "m": Speed.line(0.100, 0.002),
     "d": Speed.line(0.030, 0.001),
+    "e": Speed.line(0.015, 0.001),
     "l": Speed.line(3e-5, 0.0),
 }
 CHAIN_SPEEDS = SPEEDS | {"t": Speed.line(0.400, 0.005), "m": Speed.line(0.060, 0.002), "d": Speed.line(0.020, 0.001)}
-CHAIN: Chances = {("t", "d"): 0.55, ("t", "m"): 0.92, ("t", "l"): 0.15, ("m", "d"): 0.75, ("m", "l"): 0.2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +60,15 @@ class Regime:
 
 
 def space(plans: int) -> PlanSpace:
-    """The first so many plans of target t, middle m, drafter d and lookup l: pairs first, then chains.
+    """The first so many plans of target t, middles m and d, drafters d, e and l: pairs first, then chains.
 
     Raises:
         ValueError: more plans than there are.
     """
     if plans <= 5:
         return PlanSpace.grid("t", ["d"], [1, 2, 4, 8][: plans - 1])
-    windows = {50: [2, 3, 4, 5, 6, 8], 139: range(1, 10)}.get(plans, range(1, 17))
-    whole = PlanSpace.grid("t", ["d", "m", "l"], list(windows), middles=["m", "d"], inner_windows=list(windows))
+    windows = [2, 3, 4, 5, 6, 8] if plans <= 50 else list(range(1, 10 if plans <= 139 else 17))
+    whole = PlanSpace.grid("t", ["d", "e", "l"], windows, middles=["m", "d"])
     if plans > len(whole):
         raise ValueError(f"a simulated space has at most {len(whole)} plans, got {plans}")
     return PlanSpace(whole[:plans])
