@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   adaspec generate "..." --drafter lookup --drafter int8 --plan target/int8/lookup:8,3
   adaspec generate "..." --target Qwen/Qwen2.5-1.5B-Instruct --drafter Qwen/Qwen2.5-0.5B-Instruct --drafter lookup
 """
+BENCH_ONLY = ("hydra", "omegaconf", "matplotlib")
 DEMO = (
     ("chat", "I have a free Sunday and it is raining. What could I do at home? Give me a few ideas.", 80),
     (
@@ -44,7 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the text
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and not hasattr(arguments, "overrides"):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.rest = rest
     try:
         code: int = arguments.run(arguments)
         return code
@@ -58,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"adaspec: {_one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except ModuleNotFoundError as error:
-        print(f"adaspec: {error.name} is not installed; try: pip install 'adaspec[decoding]'", file=sys.stderr)
+        extra = "bench" if error.name in BENCH_ONLY else "decoding"
+        print(f"adaspec: {error.name} is not installed; try: pip install 'adaspec[{extra}]'", file=sys.stderr)
         return 1
 
 
@@ -89,6 +95,13 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="three prompts of different character, against plain decoding")
     _add_models(demo)
     demo.set_defaults(run=_demo)
+    simulate = commands.add_parser(
+        "simulate",
+        add_help=False,
+        help="policies against simulated and recorded worlds: adaspec simulate experiment=tournament",
+    )
+    simulate.add_argument("overrides", nargs="*")
+    simulate.set_defaults(run=_simulate)
     models = commands.add_parser("models", help="list or fetch models").add_subparsers(required=True, metavar="ACTION")
     listing = models.add_parser("list", help="known and converted models, and where they lie")
     getting = models.add_parser("get", help="fetch (and convert) a model")
@@ -351,6 +364,12 @@ def _demo(arguments: argparse.Namespace) -> int:
         same = generation.completions[0].tokens == plain.completions[0].tokens
         text.print(comparison_line(generation, plain), "(same text)" if same else "(TEXTS DIFFER)")
     return 0
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from adaspec.bench.simulate import main as simulate
+
+    return simulate([*arguments.rest, *arguments.overrides])
 
 
 def _list_models(arguments: argparse.Namespace) -> int:

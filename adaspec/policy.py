@@ -67,20 +67,21 @@ class ThompsonSampling(Policy):
 
 
 class Fixed(Policy):
-    """Always plays one plan: the baseline that a controller has to beat.
+    """Always plays one plan (plain decoding by default): the baseline that a controller has to beat.
 
     Raises:
         ValueError: at the first choice, when the space does not hold the plan.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan | None = None) -> None:
         self._plan = plan
 
     def probabilities(self, costs: CostModel, context: Context, rng: np.random.Generator) -> Floats:
-        if self._plan not in costs.space:
-            raise ValueError(f"the space does not hold plan {self._plan}")
+        plan = self._plan or costs.space.plain
+        if plan not in costs.space:
+            raise ValueError(f"the space does not hold plan {plan}")
         law = np.zeros(len(costs.space))
-        law[costs.space.arm(self._plan)] = 1.0
+        law[costs.space.arm(plan)] = 1.0
         return law
 
 

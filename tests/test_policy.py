@@ -256,6 +256,7 @@ def test_epsilon_greedy_takes_the_best_forecast_and_sometimes_any():
 def test_fixed_plays_its_plan_and_refuses_a_foreign_one():
     law = Fixed(PAIR).probabilities(costs(), Context(), np.random.default_rng(0))
     assert law[SPACE.arm(PAIR)] == 1.0
+    assert Fixed().probabilities(costs(), Context(), np.random.default_rng(0))[0] == 1.0
     with pytest.raises(ValueError, match="t/d:5"):
         Fixed(Plan.parse("t/d:5")).probabilities(costs(), Context(), np.random.default_rng(0))
 
