@@ -30,6 +30,7 @@ from adaspec.theory import Edge
 
 Text = tuple[list[int], list[int]]  # prompt, continuation
 QUERY_LENS = (1, 2, 3, 4, 5, 7, 9, 13, 17, 33)
+TURNS = 5  # measurements of every query length
 Mine = dict[str, list[list[list[int]]]]  # per walked drafter and text, its proposal at every position
 
 
@@ -241,24 +242,30 @@ def _ask(drafter: Drafter, buffer: TokenBuffer) -> list[int]:
 
 
 def _curve(model: object, capacity: int) -> Curve:
-    """Seconds of passes of several lengths, with few and with many cached tokens; the median of five."""
+    """Seconds of passes of several lengths, with few and with many cached tokens.
+
+    The least of several turns through all of them: what a pass takes on a machine that does nothing else.
+    """
     assert isinstance(model, LanguageModel)
     longest = capacity - max(QUERY_LENS)
     contexts = sorted({min(length, max(longest, 1)) for length in (32, 512)})
-    seconds = [[_time(model, query_len, context) for context in contexts] for query_len in QUERY_LENS]
-    return Curve(np.array(QUERY_LENS), np.array(contexts), np.array(seconds))
+    seconds = [_least(model, context) for context in contexts]
+    return Curve(np.array(QUERY_LENS), np.array(contexts), np.array(seconds).T)
 
 
-def _time(model: LanguageModel, query_len: int, context: int) -> float:
-    buffer = _buffer([token % model.vocab_size for token in range(context + query_len)])
+def _least(model: LanguageModel, context: int) -> list[float]:
+    """Seconds per query length with ``context`` cached tokens."""
+    buffer = _buffer([token % model.vocab_size for token in range(context + max(QUERY_LENS))])
     start, active = torch.tensor([context]), torch.ones(1, dtype=torch.bool)
     model.start(1, buffer.capacity)
     model.catch_up(buffer, start)
     model.clock.drain()
-    for _ in range(5):
+    for query_len in QUERY_LENS * TURNS:
+        buffer.truncate(start + query_len)
         model.rollback(start)
         model.logits(buffer, start, query_len, active)
-    return statistics.median(one.seconds for one in model.clock.drain()[0])
+    spent = [one.seconds for one in model.clock.drain()[0]]
+    return [min(spent[index :: len(QUERY_LENS)]) for index in range(len(QUERY_LENS))]
 
 
 if __name__ == "__main__":
