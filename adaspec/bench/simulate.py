@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from adaspec.bench.config import check, folder, load, register
 from adaspec.bench.scenarios import Setting
-from adaspec.bench.tournament import Entrant, Oracle, judge, run, summary
+from adaspec.bench.tournament import Entrant, Oracle, judge, run, standing, summary
 
 COLUMNS = {
     "share_of_best_fixed": "share of best fixed",
@@ -149,7 +149,7 @@ def _report(results: Sequence[Mapping[str, Any]], out: Path, *, plots: bool) -> 
     """Table and pictures into ``out``, the table and, as the last line, the summary to standard output."""
     figures = {"scenarios": summary(results)}
     (out / "summary.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    table = "\n\n".join(_table(name, group) for name, group in figures["scenarios"].items())
+    table = "\n\n".join([*(_table(name, group) for name, group in figures["scenarios"].items()), _standings(figures)])
     (out / "table.md").write_text(table + "\n", encoding="utf-8")
     print(table)
     if plots and results:
@@ -158,6 +158,17 @@ def _report(results: Sequence[Mapping[str, Any]], out: Path, *, plots: bool) -> 
         draw(results, out)
     print(f"\n{out}")
     print(json.dumps(figures), flush=True)
+
+
+def _standings(figures: Mapping[str, Any]) -> str:
+    """A line per policy: where it is first, and how far behind the first it can be."""
+    scenarios = figures["scenarios"]
+    lines = ["| policy | first or tied | least share of the winner | where |", "|---|---:|---:|---|"]
+    for policy in dict.fromkeys(policy for group in scenarios.values() for policy in group):
+        own = standing(scenarios, policy)
+        if own is not None:
+            lines.append(f"| {policy} | {own.first} of {own.of} | {own.worst:.3f} | {own.where} |")
+    return "\n".join(lines)
 
 
 def _table(name: str, group: Mapping[str, Mapping[str, Any]]) -> str:

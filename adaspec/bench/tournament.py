@@ -156,6 +156,35 @@ def summary(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: {policy: _means(runs) for policy, runs in group.items()} for name, group in groups.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a policy stands against the best one of every scenario.
+
+    ``first``: scenarios in which it is first or within the two intervals of the first; ``of``: all of them;
+    ``worst``: its least share of the winner's speed, reached in ``where``.
+    """
+
+    first: int
+    of: int
+    worst: float
+    where: str
+
+
+def standing(scenarios: Mapping[str, Mapping[str, Mapping[str, Any]]], policy: str) -> Standing | None:
+    """The standing of a policy in a summary; None where it did not play."""
+    ratios, first = {}, 0
+    for name, group in scenarios.items():
+        if policy in group:
+            own, winner = group[policy], max(group.values(), key=lambda one: one["share_of_best_fixed"])
+            gap = winner["share_of_best_fixed"] - own["share_of_best_fixed"]
+            first += gap <= (own["ci"] or 0.0) + (winner["ci"] or 0.0)
+            ratios[name] = own["share_of_best_fixed"] / winner["share_of_best_fixed"]
+    if not ratios:
+        return None
+    where = min(ratios, key=ratios.__getitem__)
+    return Standing(first, len(ratios), ratios[where], where)
+
+
 def _means(runs: list[Mapping[str, Any]]) -> dict[str, Any]:
     def mean(key: str) -> float:
         return float(np.mean([run[key] for run in runs]))

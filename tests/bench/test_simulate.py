@@ -11,12 +11,12 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from adaspec import Fixed, Plan, PlanSpace, Policy
-from adaspec.bench import config
+from adaspec.bench import config, simulate
 from adaspec.bench.replay import Replay
 from adaspec.bench.scenarios import Setting, appearing, breaking, changing, loaded, misled, steady
 from adaspec.bench.simulate import Unit, play
 from adaspec.bench.simulators import GOOD, HOPELESS, Regime, space, world
-from adaspec.bench.tournament import Course, Entrant, Oracle, judge, run, summary
+from adaspec.bench.tournament import Course, Entrant, Oracle, Standing, judge, run, standing, summary
 from adaspec.cli import main
 
 FIXED = {"hold": 1, "collapse": 0.0, "learns": False}
@@ -94,6 +94,16 @@ def test_a_summary_averages_over_seeds():
     assert own["ci"] == pytest.approx(1.96 * 0.1 / np.sqrt(3))
     assert (own["rounds_to_95"], own["seeds"]) == (30.0, 3)
     assert summary([unit(0.8, None)])["s"]["p"]["rounds_to_95"] is None
+
+
+def test_a_standing_counts_ties_and_finds_the_worst_place():
+    def own(share, ci):
+        return {"share_of_best_fixed": share, "ci": ci}
+
+    table = {"s": {"p": own(0.985, 0.01), "q": own(1.0, 0.01)}, "r": {"p": own(0.9, 0.01), "q": own(1.0, 0.01)}}
+    assert standing(table, "p") == Standing(1, 2, 0.9, "r")
+    assert standing(table, "q") == Standing(2, 2, 1.0, "s")
+    assert standing(table, "nobody") is None
 
 
 @pytest.mark.parametrize("name", config.names("policy"))
@@ -188,6 +198,25 @@ def test_a_small_tournament_writes_table_pictures_and_one_json_line(tmp_path):
     assert "| thompson |" in (tmp_path / "out" / "table.md").read_text()
     assert {path.name for path in (tmp_path / "out").glob("*.png")} == {"regret.png", "share.png"}
     assert len((tmp_path / "out" / "units.jsonl").read_text().splitlines()) == 2
+
+
+def test_an_interrupted_run_keeps_what_is_done_and_goes_on_from_it(tmp_path, capsys, monkeypatch):
+    def some(units, workers):
+        for unit in units[:2]:
+            yield play(unit)
+        raise KeyboardInterrupt
+
+    given = OmegaConf.structured(config.SimulateConfig(policies=["plain"], scenarios=["pair_best_5"], rounds=20))
+    given.seeds, given.plots = 3, False
+    monkeypatch.setattr(simulate, "_play", some)
+    assert simulate.simulate(given, tmp_path) == 130
+    shown = capsys.readouterr()
+    assert "2 of 3 pieces are kept" in shown.err
+    assert json.loads(shown.out.splitlines()[-1])["scenarios"]["pair_best_5"]["plain"]["seeds"] == 2
+    monkeypatch.setattr(simulate, "_play", lambda units, workers: map(play, units))
+    assert simulate.simulate(given, tmp_path) == 0
+    assert len((tmp_path / "units.jsonl").read_text().splitlines()) == 3
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["scenarios"]["pair_best_5"]["plain"]["seeds"] == 3
 
 
 def test_a_space_of_any_plan_can_be_pinned():
