@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,12 +49,17 @@ def main() -> int:
     assembly = assemble(setup, lambda what, share: None)
     sampling = SamplingParams(temperature=arguments.temperature, seed=arguments.seed)
     kinds, texts = [], []
-    for kind, prompt in _prompts(arguments):
-        text = _decode(assembly, prompt, kind in arguments.raw, arguments, sampling)
-        if text is not None:
-            kinds.append(kind)
-            texts.append(text)
-            print(f"{len(texts):3d} {kind:<10} {len(text[0]):4d} + {len(text[1]):3d} tokens", flush=True)
+    try:
+        for kind, prompt in _prompts(arguments):
+            text = _decode(assembly, prompt, kind in arguments.raw, arguments, sampling)
+            if text is not None:
+                kinds.append(kind)
+                texts.append(text)
+                print(f"{len(texts):3d} {kind:<10} {len(text[0]):4d} + {len(text[1]):3d} tokens", flush=True)
+    except KeyboardInterrupt:
+        print(f"interrupted: the trace will hold {len(texts)} texts", file=sys.stderr)
+    if not texts:
+        raise SystemExit("no prompt was short enough, or there was none")
     trace = record(assembly.generator.chain, kinds, texts, sampling, arguments.note)
     trace.save(arguments.out)
     print(f"{arguments.out}: {len(texts)} texts, {trace.positions} positions")

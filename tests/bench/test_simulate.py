@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
@@ -131,8 +132,10 @@ def test_every_scenario_of_the_tree_can_be_built_and_repeats_itself(name):
 @pytest.mark.parametrize("name", config.names("experiment"))
 def test_every_experiment_names_what_there_is(name):
     path = config.folder() / "experiment" / f"{name}.yaml"
-    assert path.read_text().startswith(f"# adaspec simulate experiment={name}\n# @package _global_\n")
-    found = OmegaConf.merge(OmegaConf.structured(config.SimulateConfig), OmegaConf.load(path))
+    assert f"\n# adaspec simulate experiment={name}\n" in path.read_text()
+    config.register()
+    with initialize_config_dir(str(config.folder()), version_base="1.3"):
+        found = compose("config", [f"experiment={name}"])
     assert set(found.policies) <= set(config.names("policy"))
     assert set(found.scenarios) <= set(config.names("scenario"))
 
