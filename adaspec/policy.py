@@ -131,39 +131,39 @@ class Optimistic(Policy):
 
 
 class Exp3(Policy):
-    """Exponential weights with a share that keeps every plan alive, on a reward that knows time.
+    """Exponential weights around the forecast, with a share that keeps every plan alive, on a reward that knows time.
 
-    The reward of a hold is tokens - rate x seconds, with ``rate`` the tokens per second of all holds so far
-    (discounted): positive exactly for what beats the present mix, and maximal, at the best rate, for the best ratio of
-    sums (Dinkelbach, 1967). It is scaled by the largest seen and weighted by importance. The weights begin at the
-    forecasts of the theorem and follow an adversary that changes its mind (EXP3.S: Auer et al., 2002).
+    The law is the forecast tokens per second to a high power, times weights that begin alike and learn what the
+    forecast misses, as an adversary may have it (EXP3.S: Auer et al., 2002). The reward of a hold is tokens - rate x
+    seconds, with ``rate`` the tokens per second of all holds so far (discounted): positive exactly for what beats the
+    present mix, and maximal, at the best rate, for the best ratio of sums (Dinkelbach, 1967). It is scaled by the
+    largest seen and weighted by importance.
 
     Args:
         rate: step of the weights.
         explore: share of holds drawn uniformly from all plans.
         share: weight that moves to all plans alike per hold.
-        prior: exponent on the forecast tokens per second in the first weights; 0 begins with all alike.
+        power: exponent on the forecast; 0 leaves it out.
 
     Raises:
-        ValueError: explore or share outside [0, 1], a rate that is not above 0, or a negative prior.
+        ValueError: explore or share outside [0, 1], a rate that is not above 0, or a negative power.
     """
 
-    def __init__(self, rate: float = 0.1, explore: float = 0.02, share: float = 1e-3, prior: float = 8.0) -> None:
+    def __init__(self, rate: float = 0.05, explore: float = 0.02, share: float = 0.01, power: float = 32.0) -> None:
         if not (0.0 <= explore <= 1.0 and 0.0 <= share <= 1.0):
             raise ValueError(f"explore and share are probabilities, got {explore} and {share}")
-        if not rate > 0.0 or prior < 0.0:
-            raise ValueError(f"the rate is above 0 and the prior not below it, got {rate} and {prior}")
-        self._rate, self._explore, self._share, self._prior = rate, explore, share, prior
+        if not rate > 0.0 or power < 0.0:
+            raise ValueError(f"the rate is above 0 and the power not below it, got {rate} and {power}")
+        self._rate, self._explore, self._share, self._power = rate, explore, share, power
         self._weights = np.zeros(0)  # [plans], summing to 1
         self._tokens = self._seconds = self._largest = 0.0
 
     def probabilities(self, costs: CostModel, context: Context, rng: np.random.Generator) -> Floats:
-        plans = len(costs.space)
+        rates, plans = costs.rates(context), len(costs.space)
         if len(self._weights) != plans:
-            rates = costs.rates(context)
-            self._weights = (rates / rates.max()) ** self._prior
-            self._weights /= self._weights.sum()
-        law: Floats = (1.0 - self._explore) * self._weights + self._explore / plans
+            self._weights = np.full(plans, 1.0 / plans)
+        believed = self._weights * (rates / rates.max()) ** self._power
+        law: Floats = (1.0 - self._explore) * believed / believed.sum() + self._explore / plans
         law /= law.sum()
         return law
 
@@ -178,7 +178,7 @@ class Exp3(Policy):
         self._tokens, self._seconds = 0.98 * self._tokens + tokens, 0.98 * self._seconds + seconds
 
     def _reward(self, arm: int, gain: float) -> None:
-        self._weights[arm] *= np.exp(min(max(self._rate * gain, -3.0), 1.0))
+        self._weights[arm] *= np.exp(min(max(self._rate * gain, -1.0), 1.0))
         self._weights = self._weights / self._weights.sum()
         self._weights = (1.0 - self._share) * self._weights + self._share / len(self._weights)
 

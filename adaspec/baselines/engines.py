@@ -116,7 +116,10 @@ class ThroughputAware(WindowRule):
         super().__init__(drafter, start)
         if memory < 1:
             raise ValueError(f"at least 1 round is kept, got {memory}")
-        self._recent: deque[tuple[list[int], list[int]]] = deque(maxlen=memory)  # (asked, accepted) per position
+        self._memory = memory
+        self._recent: deque[tuple[list[int], list[int]]] = deque()  # (asked, accepted) per position
+        self._asked: list[int] = []  # their sums
+        self._accepted: list[int] = []
         self._cost: dict[int, dict[int, float]] = {}  # batch size -> window -> profiled seconds
 
     def _window(self, ladder: Ladder, costs: CostModel, context: Context, rng: np.random.Generator) -> float:
@@ -126,13 +129,8 @@ class ThroughputAware(WindowRule):
         return max(ladder.windows, key=lambda window: (1.0 + sum(chances[:window])) / costs_of[window])
 
     def _chances(self, longest: int) -> list[float]:
-        asked, accepted = np.zeros((2, longest))
-        for row_asked, row_accepted in self._recent:
-            asked[: len(row_asked)] += row_asked[:longest]
-            accepted[: len(row_accepted)] += row_accepted[:longest]
-        known = int((asked > 0).sum())
-        chances = [float(a / n) for a, n in zip(accepted[:known], asked[:known])]
-        ratio = chances[-1] / chances[-2] if known > 1 and chances[-2] > 0.0 else chances[-1]
+        chances = [kept / asked for kept, asked in zip(self._accepted, self._asked) if asked]
+        ratio = chances[-1] / chances[-2] if len(chances) > 1 and chances[-2] > 0.0 else chances[-1]
         while len(chances) < longest:
             chances.append(chances[-1] * ratio)
         return chances
@@ -152,7 +150,21 @@ class ThroughputAware(WindowRule):
                 if outcome.edges and sum(outcome.edges[0].offered):
                     edge = outcome.edges[0]
                     asked = edge.asked or (edge.verifications,) * len(edge.reached)
-                    self._recent.append((list(asked), list(edge.accepted)))
+                    self._remember(list(asked), list(edge.accepted))
+
+    def _remember(self, asked: list[int], accepted: list[int]) -> None:
+        self._recent.append((asked, accepted))
+        self._add(asked, accepted, 1)
+        if len(self._recent) > self._memory:
+            self._add(*self._recent.popleft(), -1)
+
+    def _add(self, asked: list[int], accepted: list[int], sign: int) -> None:
+        missing = [0] * (len(asked) - len(self._asked))
+        self._asked += missing
+        self._accepted += missing
+        for position, (new_asked, new_accepted) in enumerate(zip(asked, accepted)):
+            self._asked[position] += sign * new_asked
+            self._accepted[position] += sign * new_accepted
 
     def _learn(self, pull: Pull) -> None:
         """Nothing: ``observe`` needs the positions apart."""
@@ -162,4 +174,6 @@ class ThroughputAware(WindowRule):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._recent.clear()
-        self._recent.extend((list(asked), list(accepted)) for asked, accepted in state["recent"])
+        self._asked, self._accepted = [], []
+        for asked, accepted in state["recent"]:
+            self._remember(list(asked), list(accepted))

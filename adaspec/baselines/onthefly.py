@@ -213,18 +213,21 @@ class DrafterByPrompt(Policy):
             raise ValueError(f"at least 1 trial and 1 column are needed, got {trials} and {columns}")
         self._start, self._trials, self._memory, self._columns = start, trials, memory, columns
         self._space: PlanSpace | None = None
+        self._ladders: dict[str, Ladder] = {}
         self._histories: dict[str, _History] = {}
-        self._moments: dict[str, tuple[Floats, Floats]] = {}  # drafter -> X'X + I, X'y
+        self._moments: dict[str, tuple[Floats, Floats]] = {}  # drafter -> X'X + ridge, X'y
+        self._slopes: dict[str, Floats] = {}  # their solutions, as far as they were asked for
         self._features = np.zeros(2 + columns)
 
     def probabilities(self, costs: CostModel, context: Context, rng: np.random.Generator) -> Floats:
-        self._space, known = costs.space, pairs(costs.space)
-        if not known:
+        if self._space is not costs.space:
+            self._space = costs.space
+            self._ladders = {drafter: Ladder(costs.space, drafter) for drafter in pairs(costs.space)}
+        if not self._ladders:
             return certain(0, len(costs.space))
         self._features = self._of(context)
-        drafter = max(known, key=lambda name: self._value(name))
-        history = self._histories.get(drafter)
-        ladder = Ladder(costs.space, drafter)
+        drafter = max(self._ladders, key=self._value)
+        history, ladder = self._histories.get(drafter), self._ladders[drafter]
         window = history.window(ladder.windows) if history else None
         return certain(ladder.arm(window or self._start), len(costs.space))
 
@@ -238,8 +241,10 @@ class DrafterByPrompt(Policy):
         """Predicted tokens per second; endless for a drafter whose trials are not over."""
         if drafter not in self._moments or len(self._histories[drafter].pulls) < self._trials:
             return float("inf")
-        moments, sums = self._moments[drafter]
-        return float(self._features @ np.linalg.solve(moments, sums))
+        if drafter not in self._slopes:
+            moments, sums = self._moments[drafter]
+            self._slopes[drafter] = np.asarray(np.linalg.solve(moments, sums), dtype=np.float64)
+        return float(self._features @ self._slopes[drafter])
 
     def observe(self, arm: int, propensity: float, rounds: Sequence[RoundOutcome]) -> None:
         plan = self._space[arm] if self._space is not None and arm < len(self._space) else None
@@ -251,6 +256,7 @@ class DrafterByPrompt(Policy):
         moments, sums = self._moments.get(drafter, (np.eye(size) * 1e-3, np.zeros(size)))
         row = self._features
         self._moments[drafter] = (moments + np.outer(row, row), sums + row * pull.tokens / pull.seconds)
+        self._slopes.pop(drafter, None)
         history.add(pull)
 
     def state_dict(self) -> dict[str, Any]:
@@ -264,3 +270,4 @@ class DrafterByPrompt(Policy):
         for name, pulls in state["pulls"].items():
             self._histories[name].pulls.extend(tuple(pull) for pull in pulls)
         self._moments = {name: (np.array(xx), np.array(xy)) for name, (xx, xy) in state["moments"].items()}
+        self._slopes = {}
