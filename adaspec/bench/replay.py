@@ -272,6 +272,11 @@ def _tally(window: int, verifications: tuple[tuple[int, int, int], ...]) -> tupl
     return tuple(map(tuple, rows))
 
 
+def _beneath(plan: Plan) -> Plan:
+    """The chain beneath the first model, as a plan of its own."""
+    return Plan(plan.models[1:], plan.windows[1:])
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """One round of a plan from every position: tokens and true seconds; [positions] each."""
@@ -289,7 +294,8 @@ class FixedPlans:
         self._last = world.positions - 1
         self._slower = {model: _per_position(world, model) for model in world.speeds}
         self._rows = np.concatenate([np.full(one.stop - one.start, one.rows) for one in world.segments])
-        self._fills: dict[tuple[Plan, int], Floats] = {}
+        self._longest = max((max(plan.windows, default=0) for plan in space), default=0)
+        self._fills: dict[Plan, Floats] = {}
         self.tables = [self._table(plan) for plan in space]
 
     def marks(self, arm: int, start: int = 0, stop: int | None = None) -> tuple[Ints, Floats]:
@@ -320,8 +326,7 @@ class FixedPlans:
         asked = np.minimum(plan.windows[0], world.left - 1)
         held = np.minimum(offered, asked)
         kept = np.minimum(accepted, held)
-        fills = np.stack([self._fill(plan, 1, need) for need in range(plan.windows[0] + 1)])
-        seconds = fills[asked, at] + self._time(plan.target, held + 1)
+        seconds = self._fill(_beneath(plan))[asked, at] + self._time(plan.target, held + 1)
         tokens = kept + 1
         if (self._rows > 1).any():
             tokens, seconds = self._batched(plan, tokens, held, seconds)
@@ -342,31 +347,34 @@ class FixedPlans:
                 spent += self._world.catch_up(model, length - 1, length, float(self._slower[model][start]))
         return spent
 
-    def _fill(self, plan: Plan, stage: int, need: int) -> Floats:
-        """Seconds until ``models[stage]`` has handed over ``need`` tokens, from every position."""
-        tail = Plan(plan.models[stage:], plan.windows[stage:])
-        if (tail, need) not in self._fills:
-            self._fills[tail, need] = self._filled(plan, stage, need)
-        return self._fills[tail, need]
+    def _fill(self, tail: Plan) -> Floats:
+        """Seconds until a tail of a chain has handed over n = 0 .. longest tokens; [longest + 1, positions]."""
+        if tail not in self._fills:
+            self._fills[tail] = self._filled(tail)
+        return self._fills[tail]
 
-    def _filled(self, plan: Plan, stage: int, need: int) -> Floats:
-        model = plan.models[stage]
-        if not need:
-            return np.zeros(self._last + 1)
-        if stage == plan.depth - 1:
-            return self._time(model, 1) * (1 if model in self._world.lookups else need)
-        asked = min(plan.windows[stage], need - 1)
-        if not asked:
-            return self._time(model, 1)
-        offered, accepted = self._world.pairs[model, plan.models[stage + 1]]
-        held = np.minimum(offered, asked)
-        kept = np.minimum(accepted, held)
-        spent = self._fill(plan, stage + 1, asked) + self._time(model, held + 1)
-        behind = np.minimum(np.arange(self._last + 1) + kept + 1, self._last)
-        for emitted in range(1, asked + 2):
-            here = kept + 1 == emitted
-            spent[here] += self._fill(plan, stage, need - emitted)[behind[here]]
+    def _filled(self, tail: Plan) -> Floats:
+        model, spent = tail.models[0], np.zeros((self._longest + 1, self._last + 1))
+        one = self._time(model, 1)
+        if tail.depth == 1:
+            for need in range(1, self._longest + 1):
+                spent[need] = one * (1 if model in self._world.lookups else need)
+            return spent
+        inner, blocks = self._fill(_beneath(tail)), dict[int, tuple[Ints, Floats]]()
+        for need in range(1, self._longest + 1):
+            asked = min(tail.windows[0], need - 1)
+            if asked not in blocks:
+                blocks[asked] = self._block(tail, asked, inner) if asked else (np.ones_like(self._rows), one)
+            emitted, seconds = blocks[asked]
+            behind = np.minimum(np.arange(self._last + 1) + emitted, self._last)
+            spent[need] = seconds + spent[need - emitted, behind]
         return spent
+
+    def _block(self, tail: Plan, asked: int, inner: Floats) -> tuple[Ints, Floats]:
+        """Tokens and seconds of one verification of ``asked`` tokens; [positions] each."""
+        offered, accepted = self._world.pairs[_pairs_of(tail)[0]]
+        held = np.minimum(offered, asked)
+        return np.minimum(accepted, held) + 1, inner[asked] + self._time(tail.models[0], held + 1)
 
     def _batched(self, plan: Plan, tokens: Ints, held: Ints, single: Floats) -> tuple[Ints, Floats]:
         """Rows read the text in turn, each from where the one before it ended."""
@@ -378,7 +386,7 @@ class FixedPlans:
             active = (row < self._rows) & (at < stop)
             longest = np.where(active, np.maximum(longest, held[here]), longest)
             at = np.where(active, at + tokens[here], at)
-        drafts = self._fill(plan, 1, plan.windows[0])
+        drafts = self._fill(_beneath(plan))[plan.windows[0]]
         several = drafts + self._time(plan.target, longest + 1)
         return at - begin, np.where(self._rows > 1, several, single)
 

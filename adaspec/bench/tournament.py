@@ -103,12 +103,10 @@ class Oracle:
     def by_segment(self, positions: Ints) -> Floats:
         """Seconds to each of ``positions`` with the best plan of every segment (a segment that is cut: of its part)."""
         whole = np.append(0.0, np.cumsum(np.diff(self._at, axis=1).min(axis=0)))
-        return np.array([self._reach(int(position), whole) for position in positions])
-
-    def _reach(self, position: int, whole: Floats) -> float:
-        index = next(i for i, segment in enumerate(self._segments) if position <= segment.stop)
-        part = [seconds_to(marks, [position])[0] - at for marks, at in zip(self._marks, self._at[:, index])]
-        return float(whole[index] + min(part))
+        index = np.searchsorted([segment.stop for segment in self._segments], positions)
+        there = np.array([seconds_to(marks, positions) for marks in self._marks])  # [plans, positions]
+        reached: Floats = whole[index] + (there - self._at[:, index]).min(axis=0)
+        return reached
 
 
 def judge(course: Course, oracle: Oracle) -> dict[str, Any]:
