@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -79,10 +80,11 @@ def _normal_hedge(regret: Floats) -> Floats:
     above = np.maximum(regret, 0.0)
     if above.max() <= 0.0:
         return np.full(len(regret), 1.0 / len(regret))
-    squares = above**2 / 2.0
+    squares = (above**2 / 2.0).tolist()
     # c lies between: there the largest term alone makes the mean e, here no term is above e
-    low, high = squares.max() / np.log(len(regret) * np.e), squares.max()
-    scale = brentq(lambda c: np.exp(squares / c).mean() - np.e, 0.99 * low, 1.01 * high)
-    weights = above * np.exp(squares / scale)
+    low, high = max(squares) / math.log(len(squares) * math.e), max(squares)
+    goal = math.e * len(squares)
+    scale = brentq(lambda c: sum([math.exp(square / c) for square in squares]) - goal, 0.99 * low, 1.01 * high)
+    weights = above * np.exp(above**2 / (2.0 * scale))
     law: Floats = weights / weights.sum()
     return law

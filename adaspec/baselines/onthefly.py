@@ -37,9 +37,9 @@ class _History:
         """The best window by acceptance and latency of the history; None while there is none."""
         if not self.pulls:
             return None
-        accepted, rejected, draft, verify = np.array(self.pulls).T
-        alpha = float(accepted.sum() / max(accepted.sum() + rejected.sum(), 1.0))
-        return _best_window(windows, min(alpha, 0.999), float(draft.mean()), float(verify.mean()))
+        accepted, rejected, draft, verify = (sum(column) for column in zip(*self.pulls))
+        alpha = accepted / max(accepted + rejected, 1)
+        return _best_window(windows, min(alpha, 0.999), draft, verify)
 
 
 class MaximumLikelihoodWindow(WindowRule):

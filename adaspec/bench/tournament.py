@@ -51,7 +51,7 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What a policy did: position and true seconds after every round [rounds + 1], seconds spent on deciding."""
+    """What a policy did: position and true seconds after every round [rounds + 1], processor seconds spent on deciding."""
 
     positions: Ints
     seconds: Floats
@@ -71,13 +71,13 @@ def run(setting: Setting, entrant: Entrant, rounds: int, seed: int) -> Course:
     controller.profile(setting.world.profile(setting.space, np.random.default_rng(seed), setting.profile_scale))
     positions, seconds, deciding = [0], [0.0], 0.0
     while len(positions) <= rounds and not replay.over:
-        context, began = replay.context(), time.perf_counter()
+        context, began = replay.context(), time.thread_time()
         decision = controller.choose(context)
-        chosen = time.perf_counter()
+        chosen = time.thread_time()
         outcome = replay.round(decision.plan)
-        played = time.perf_counter()
+        played = time.thread_time()
         controller.observe(decision, outcome)
-        deciding += chosen - began + time.perf_counter() - played
+        deciding += chosen - began + time.thread_time() - played
         positions.append(replay.position)
         seconds.append(replay.true_seconds)
     return Course(np.array(positions), np.array(seconds), deciding)
