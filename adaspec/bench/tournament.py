@@ -51,7 +51,7 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What a policy did: position and true seconds after every round [rounds + 1], processor seconds spent on deciding."""
+    """What a policy did: position and true seconds after every round [rounds + 1], processor time spent deciding."""
 
     positions: Ints
     seconds: Floats
