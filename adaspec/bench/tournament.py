@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from adaspec.bench.replay import FixedPlans, Replay, seconds_to
+from adaspec.bench.fixed import FixedPlans, seconds_to
+from adaspec.bench.replay import Replay
 from adaspec.bench.scenarios import Setting
 from adaspec.bench.traces import Ints
 from adaspec.controller import Controller

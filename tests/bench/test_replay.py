@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaspec import Context, CostModel, Decision, Plan, PlanSpace
-from adaspec.bench.replay import FixedPlans, Replay, seconds_to
+from adaspec.bench.fixed import FixedPlans, seconds_to
+from adaspec.bench.replay import Replay
 from adaspec.bench.simulators import GOOD, SPEEDS, Regime, space, world
 from adaspec.bench.traces import Curve, Proposals, Trace, runs
 from adaspec.bench.worlds import Segment, Speed, World, replayed, sequences
