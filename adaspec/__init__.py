@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from adaspec.estimators import CostPriors
     from adaspec.outcome import Decision, EdgeOutcome, Pass, RoundOutcome
     from adaspec.plan import Context, Plan, PlanSpace
-    from adaspec.policy import EpsilonGreedy, Fixed, Policy, ThompsonSampling
+    from adaspec.policy import EpsilonGreedy, Exp3, Fixed, Optimistic, Policy, ThompsonSampling
     from adaspec.theory import Forecast, Forecaster, accepted_length, forecast
 
 __all__ = [
@@ -23,9 +23,11 @@ __all__ = [
     "Decision",
     "EdgeOutcome",
     "EpsilonGreedy",
+    "Exp3",
     "Fixed",
     "Forecast",
     "Forecaster",
+    "Optimistic",
     "Pass",
     "Plan",
     "PlanSpace",
@@ -42,7 +44,7 @@ _HOMES = {
     "adaspec.estimators": ("CostPriors",),
     "adaspec.outcome": ("Decision", "EdgeOutcome", "Pass", "RoundOutcome"),
     "adaspec.plan": ("Context", "Plan", "PlanSpace"),
-    "adaspec.policy": ("EpsilonGreedy", "Fixed", "Policy", "ThompsonSampling"),
+    "adaspec.policy": ("EpsilonGreedy", "Exp3", "Fixed", "Optimistic", "Policy", "ThompsonSampling"),
     "adaspec.theory": ("Forecast", "Forecaster", "accepted_length", "forecast"),
 }
 

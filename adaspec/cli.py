@@ -33,6 +33,7 @@ TRAIN_EXAMPLES = """examples:
   adaspec train-drafter my-head --text notes.txt --text code.py   (from given text as well)
   adaspec generate "..." --drafter my-head --drafter lookup
 """
+BENCH_ONLY = ("hydra", "omegaconf", "matplotlib")
 DEMO = (
     ("chat", "I have a free Sunday and it is raining. What could I do at home? Give me a few ideas.", 80),
     (
@@ -52,7 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the text
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and not hasattr(arguments, "overrides"):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.rest = rest
     try:
         code: int = arguments.run(arguments)
         return code
@@ -66,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"adaspec: {_one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except ModuleNotFoundError as error:
-        print(f"adaspec: {error.name} is not installed; try: pip install 'adaspec[decoding]'", file=sys.stderr)
+        extra = "bench" if error.name in BENCH_ONLY else "decoding"
+        print(f"adaspec: {error.name} is not installed; try: pip install 'adaspec[{extra}]'", file=sys.stderr)
         return 1
 
 
@@ -111,6 +117,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     corpus.set_defaults(run=_index_corpus)
     _add_training(commands)
+    simulate = commands.add_parser(
+        "simulate",
+        add_help=False,
+        help="policies against simulated and recorded worlds: adaspec simulate experiment=tournament",
+    )
+    simulate.add_argument("overrides", nargs="*")
+    simulate.set_defaults(run=_simulate)
     models = commands.add_parser("models", help="list or fetch models").add_subparsers(required=True, metavar="ACTION")
     listing = models.add_parser("list", help="known and converted models, and where they lie")
     getting = models.add_parser("get", help="fetch (and convert) a model")
@@ -397,6 +410,12 @@ def _train_drafter(arguments: argparse.Namespace) -> int:
     for kind, rates in (("before training", result.before), *result.after.items()):
         text.print(f"held-out acceptance by position, {kind}: {' '.join(f'{rate:.2f}' for rate in rates)}")
     return 0
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from adaspec.bench.simulate import main as simulate
+
+    return simulate([*arguments.rest, *arguments.overrides])
 
 
 def _list_models(arguments: argparse.Namespace) -> int:

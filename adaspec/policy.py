@@ -67,20 +67,21 @@ class ThompsonSampling(Policy):
 
 
 class Fixed(Policy):
-    """Always plays one plan: the baseline that a controller has to beat.
+    """Always plays one plan (plain decoding by default): the baseline that a controller has to beat.
 
     Raises:
         ValueError: at the first choice, when the space does not hold the plan.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan | None = None) -> None:
         self._plan = plan
 
     def probabilities(self, costs: CostModel, context: Context, rng: np.random.Generator) -> Floats:
-        if self._plan not in costs.space:
-            raise ValueError(f"the space does not hold plan {self._plan}")
+        plan = self._plan or costs.space.plain
+        if plan not in costs.space:
+            raise ValueError(f"the space does not hold plan {plan}")
         law = np.zeros(len(costs.space))
-        law[costs.space.arm(self._plan)] = 1.0
+        law[costs.space.arm(plan)] = 1.0
         return law
 
 
@@ -103,3 +104,88 @@ class EpsilonGreedy(Policy):
         law = np.full(len(costs.space), self._epsilon / len(costs.space))
         law[costs.rates(context).argmax()] += 1.0 - self._epsilon
         return law
+
+
+class Optimistic(Policy):
+    """Plays the plan with the best optimistic forecast: every part at its upper quantile (UCB on the theorem).
+
+    Optimism in the parts is shared by all plans that have them, so a doubt about one pair is settled by playing any of
+    its plans, not each (Lai and Robbins, 1985; for structured arms: Abbasi-Yadkori et al., 2011).
+
+    Args:
+        delta: the probability that a part is better than its optimistic value.
+
+    Raises:
+        ValueError: a delta outside (0, 0.5].
+    """
+
+    def __init__(self, delta: float = 0.2) -> None:
+        if not 0.0 < delta <= 0.5:
+            raise ValueError(f"delta lies in (0, 0.5], got {delta}")
+        self._delta = delta
+
+    def probabilities(self, costs: CostModel, context: Context, rng: np.random.Generator) -> Floats:
+        law = np.zeros(len(costs.space))
+        law[costs.upper_rates(self._delta, context).argmax()] = 1.0
+        return law
+
+
+class Exp3(Policy):
+    """Exponential weights around the forecast, with a share that keeps every plan alive, on a reward that knows time.
+
+    The law is the forecast tokens per second to a high power, times weights that begin alike and learn what the
+    forecast misses, as an adversary may have it (EXP3.S: Auer et al., 2002). The reward of a hold is tokens - rate x
+    seconds, with ``rate`` the tokens per second of all holds so far (discounted): positive exactly for what beats the
+    present mix, and maximal, at the best rate, for the best ratio of sums (Dinkelbach, 1967). It is scaled by the
+    largest seen and weighted by importance.
+
+    Args:
+        rate: step of the weights.
+        explore: share of holds drawn uniformly from all plans.
+        share: weight that moves to all plans alike per hold.
+        power: exponent on the forecast; 0 leaves it out.
+
+    Raises:
+        ValueError: explore or share outside [0, 1], a rate that is not above 0, or a negative power.
+    """
+
+    def __init__(self, rate: float = 0.05, explore: float = 0.02, share: float = 0.01, power: float = 32.0) -> None:
+        if not (0.0 <= explore <= 1.0 and 0.0 <= share <= 1.0):
+            raise ValueError(f"explore and share are probabilities, got {explore} and {share}")
+        if not rate > 0.0 or power < 0.0:
+            raise ValueError(f"the rate is above 0 and the power not below it, got {rate} and {power}")
+        self._rate, self._explore, self._share, self._power = rate, explore, share, power
+        self._weights = np.zeros(0)  # [plans], summing to 1
+        self._tokens = self._seconds = self._largest = 0.0
+
+    def probabilities(self, costs: CostModel, context: Context, rng: np.random.Generator) -> Floats:
+        rates, plans = costs.rates(context), len(costs.space)
+        if len(self._weights) != plans:
+            self._weights = np.full(plans, 1.0 / plans)
+        believed = self._weights * (rates / rates.max()) ** self._power
+        law: Floats = (1.0 - self._explore) * believed / believed.sum() + self._explore / plans
+        law /= law.sum()
+        return law
+
+    def observe(self, arm: int, propensity: float, rounds: Sequence[RoundOutcome]) -> None:
+        tokens, seconds = sum(one.tokens for one in rounds), sum(one.seconds for one in rounds)
+        if arm >= len(self._weights) or not seconds:
+            return
+        if self._seconds:
+            gain = tokens - self._tokens / self._seconds * seconds
+            self._largest = max(0.99 * self._largest, abs(gain))
+            self._reward(arm, gain / self._largest / propensity if self._largest else 0.0)
+        self._tokens, self._seconds = 0.98 * self._tokens + tokens, 0.98 * self._seconds + seconds
+
+    def _reward(self, arm: int, gain: float) -> None:
+        self._weights[arm] *= np.exp(min(max(self._rate * gain, -1.0), 1.0))
+        self._weights = self._weights / self._weights.sum()
+        self._weights = (1.0 - self._share) * self._weights + self._share / len(self._weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        sums = {"tokens": self._tokens, "seconds": self._seconds, "largest": self._largest}
+        return {"weights": self._weights.tolist(), **sums}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._weights = np.array(state["weights"], dtype=float)
+        self._tokens, self._seconds, self._largest = state["tokens"], state["seconds"], state["largest"]

@@ -254,3 +254,11 @@ def test_a_real_interrupt_while_passes_are_timed_or_text_is_generated_ends_in_on
 def test_models_list_names_the_default(capsys, tmp_path: Path) -> None:
     assert main(["models", "list", "--cache-dir", str(tmp_path)]) == 0
     assert "smollm2-135m" in capsys.readouterr().out
+
+
+def test_a_tournament_without_its_extra_says_which_one(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "hydra", None)
+    for name in [name for name in sys.modules if name.startswith(("adaspec.bench.simulate", "adaspec.bench.config"))]:
+        monkeypatch.delitem(sys.modules, name)
+    assert main(["simulate", "experiment=tournament"]) == 1
+    assert capsys.readouterr().err == "adaspec: hydra is not installed; try: pip install 'adaspec[bench]'\n"

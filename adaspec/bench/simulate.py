@@ -1,0 +1,184 @@
+"""``adaspec simulate``: policies against scenarios, over seeds, in parallel; a table, pictures and one JSON line."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from adaspec.bench.config import check, folder, load, register
+from adaspec.bench.scenarios import Setting
+from adaspec.bench.tournament import Entrant, Oracle, judge, run, standing, summary
+
+COLUMNS = {
+    "share_of_best_fixed": "share of best fixed",
+    "ci": "+-",
+    "share_of_segment_oracle": "of segment oracle",
+    "share_first_200": "first 200 rounds",
+    "time_regret_seconds": "time regret, s",
+    "rounds_to_95": "rounds to 95 %",
+    "decision_microseconds": "us per decision",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One scenario and seed with all policies: a piece of work for one process."""
+
+    scenario: Mapping[str, Any]
+    policies: tuple[Mapping[str, Any], ...]
+    seed: int
+    rounds: int
+
+    @property
+    def key(self) -> list[Any]:
+        return [self.scenario["name"], self.seed, self.rounds, [own["name"] for own in self.policies]]
+
+
+def main(overrides: Sequence[str]) -> int:
+    """Runs Hydra on ``overrides``; the exit code.
+
+    Raises:
+        ValueError: a key or choice that does not exist, or a scenario that cannot be played.
+        OSError: a file that cannot be read or written.
+    """
+    check(overrides)
+    register()
+    sys.argv = ["adaspec simulate", *overrides]
+    codes: list[int] = []
+    failures: list[Exception] = []
+
+    def task(config: DictConfig) -> None:
+        try:
+            codes.append(simulate(config, Path(HydraConfig.get().runtime.output_dir)))
+        except (ValueError, OSError) as error:  # Hydra would print a page
+            failures.append(error)
+
+    hydra.main(config_path=str(folder()), config_name="config", version_base="1.3")(task)()
+    if failures:
+        raise failures[0]
+    return max(codes, default=0)
+
+
+def simulate(config: DictConfig, out: Path) -> int:
+    """Plays every unit that ``out`` does not hold yet, and writes table, pictures and summary there."""
+    units, file = _units(config), out / "units.jsonl"
+    results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    done = [result["key"] for result in results]
+    todo = [unit for unit in units if unit.key not in done]
+    results = [result for result in results if result["key"] in [unit.key for unit in units]]
+    code = 0
+    try:
+        with file.open("a", encoding="utf-8") as lines:
+            for result in _play(todo, config.workers or os.cpu_count() or 1):
+                results.append(result)
+                print(json.dumps(result), file=lines, flush=True)
+    except KeyboardInterrupt:
+        print(f"interrupted: {len(results)} of {len(units)} pieces are kept in {out}", file=sys.stderr)
+        code = 130
+    _report(results, out, plots=config.plots)
+    return code
+
+
+def _units(config: DictConfig) -> list[Unit]:
+    """Seeds in the outer loop, so that an interrupted run has something of every scenario."""
+
+    def chosen(group: str, several: Sequence[str]) -> list[dict[str, Any]]:
+        if several:
+            return [load(group, name) for name in several]
+        own = OmegaConf.to_container(config[group], resolve=True)
+        assert isinstance(own, dict)
+        return [{str(key): value for key, value in own.items()}]
+
+    policies = tuple(chosen("policy", config.policies))
+    scenarios = chosen("scenario", config.scenarios)
+    seeds = range(config.first_seed, config.first_seed + config.seeds)
+    return [Unit(scenario, policies, seed, config.rounds) for seed in seeds for scenario in scenarios]
+
+
+def _play(units: Sequence[Unit], workers: int) -> Iterator[dict[str, Any]]:
+    """The results as they come, with progress and time left on standard error."""
+    from rich.console import Console  # noqa: PLC0415 - only a run shows progress
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    context = multiprocessing.get_context("spawn")
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("simulate", total=len(units))
+        pool = ProcessPoolExecutor(min(workers, max(len(units), 1)), context, _quiet)
+        try:
+            waiting = {pool.submit(play, unit) for unit in units}
+            while waiting:
+                finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for one in finished:
+                    progress.advance(bar)
+                    yield one.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _quiet() -> None:
+    """Ctrl-C is for the parent, which keeps what is done."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def play(unit: Unit) -> dict[str, Any]:
+    """One scenario and seed: every policy, judged against the same oracle."""
+    setting: Setting = hydra.utils.instantiate(unit.scenario["make"], seed=unit.seed)
+    oracle = Oracle(setting)
+    policies = {}
+    for own in unit.policies:
+        rest = {key: own[key] for key in ("hold", "collapse", "learns", "follow")}
+        entrant = Entrant(hydra.utils.instantiate(own["rule"]), **rest)
+        policies[own["name"]] = judge(run(setting, entrant, unit.rounds, unit.seed), oracle)
+    return {"key": unit.key, "scenario": unit.scenario["name"], "seed": unit.seed, "policies": policies}
+
+
+def _report(results: Sequence[Mapping[str, Any]], out: Path, *, plots: bool) -> None:
+    """Table and pictures into ``out``, the table and, as the last line, the summary to standard output."""
+    figures = {"scenarios": summary(results)}
+    (out / "summary.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    table = "\n\n".join([*(_table(name, group) for name, group in figures["scenarios"].items()), _standings(figures)])
+    (out / "table.md").write_text(table + "\n", encoding="utf-8")
+    print(table)
+    if plots and results:
+        from adaspec.bench.plots import draw  # noqa: PLC0415 - plotting takes a second to import
+
+        draw(results, out)
+    print(f"\n{out}")
+    print(json.dumps(figures), flush=True)
+
+
+def _standings(figures: Mapping[str, Any]) -> str:
+    """A line per policy: where it is first, and how far behind the first it can be."""
+    scenarios = figures["scenarios"]
+    lines = ["| policy | first or tied | least share of the winner | where |", "|---|---:|---:|---|"]
+    for policy in dict.fromkeys(policy for group in scenarios.values() for policy in group):
+        own = standing(scenarios, policy)
+        if own is not None:
+            lines.append(f"| {policy} | {own.first} of {own.of} | {own.worst:.3f} | {own.where} |")
+    return "\n".join(lines)
+
+
+def _table(name: str, group: Mapping[str, Mapping[str, Any]]) -> str:
+    head = f"| {name} | " + " | ".join(COLUMNS.values()) + " |\n|---" + "|---:" * len(COLUMNS) + "|"
+    ranked = sorted(group.items(), key=lambda item: -item[1]["share_of_best_fixed"])
+    rows = [f"| {policy} | " + " | ".join(_number(own[key]) for key in COLUMNS) + " |" for policy, own in ranked]
+    return "\n".join([head, *rows])
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.0f}"

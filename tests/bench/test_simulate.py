@@ -1,0 +1,233 @@
+"""The tournament: what is judged, the configuration tree, and the command line around it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from adaspec import Fixed, Plan, PlanSpace, Policy
+from adaspec.bench import config, simulate
+from adaspec.bench.replay import Replay
+from adaspec.bench.scenarios import Setting, appearing, breaking, changing, loaded, misled, steady
+from adaspec.bench.simulate import Unit, play
+from adaspec.bench.simulators import GOOD, HOPELESS, Regime, space, world
+from adaspec.bench.tournament import Course, Entrant, Oracle, Standing, judge, run, standing, summary
+from adaspec.cli import main
+
+FIXED = {"hold": 1, "collapse": 0.0, "learns": False}
+
+
+def two_regimes():
+    """A drafter that is good and then useless, so that no fixed plan is best all the way."""
+    return Setting(world([Regime(1024, GOOD), Regime(1024, HOPELESS)], 0), space(5))
+
+
+def test_the_best_fixed_plan_has_a_share_of_one():
+    setting = two_regimes()
+    oracle = Oracle(setting)
+    best = oracle.best(2048)
+    course = run(setting, Entrant(Fixed(setting.space[best]), **FIXED), 10_000, 0)
+    figures = judge(course, oracle)
+    assert figures["tokens"] == 2048
+    assert figures["share_of_best_fixed"] == pytest.approx(1.0)
+    assert figures["time_regret_seconds"] == pytest.approx(0.0, abs=1e-6)
+    assert figures["share_of_segment_oracle"] < 0.98
+    assert figures["rounds_to_95"] == 0
+    others = [run(setting, Entrant(Fixed(plan), **FIXED), 10_000, 0).seconds[-1] for plan in setting.space]
+    assert int(np.argmin(others)) == best
+
+
+def test_the_segment_oracle_is_a_policy_that_knows_the_segments():
+    setting = two_regimes()
+    oracle, replay, spent = Oracle(setting), Replay(setting.world, setting.space), []
+    for segment in setting.world.segments:
+        each = []
+        for plan in setting.space:
+            own = Replay(setting.world, setting.space)
+            while own.position < segment.start:
+                own.round(setting.space.plain)
+            before = own.true_seconds
+            while own.position < segment.stop:
+                own.round(plan)
+            each.append(own.true_seconds - before)
+        spent.append(min(each))
+    assert oracle.by_segment(np.array([1024, 2048])) == pytest.approx([spent[0], sum(spent)])
+    assert replay.position == 0
+
+
+def test_rounds_until_the_speed_is_there():
+    course = Course(np.arange(301), np.concatenate(([0.0], np.cumsum([2.0] * 150 + [1.0] * 150))), 0.0)
+
+    class Even:
+        def best(self, position):
+            return 0
+
+        def seconds(self, arm, positions):
+            return np.asarray(positions, dtype=float)
+
+        def by_segment(self, positions):
+            return np.asarray(positions, dtype=float)
+
+    figures = judge(course, Even())
+    assert figures["rounds_to_95"] == 145  # from there on 100 rounds take at most 105.3 s
+    assert figures["share_of_best_fixed"] == pytest.approx(300 / 450)
+    assert figures["share_early"] == pytest.approx(200 / 350)
+    assert figures["curve"]["share"][0] == pytest.approx(0.5)
+    assert figures["curve"]["share"][-1] == pytest.approx(1.0)
+
+
+def test_a_summary_averages_over_seeds():
+    def unit(share, reached):
+        names = ("share_of_segment_oracle", "time_regret_seconds", "share_early", "decision_microseconds")
+        return {
+            "scenario": "s",
+            "policies": {"p": dict.fromkeys(names, 2.0) | {"share_of_best_fixed": share, "rounds_to_95": reached}},
+        }
+
+    own = summary([unit(0.8, 10), unit(1.0, None), unit(0.9, 30)])["s"]["p"]
+    assert own["share_of_best_fixed"] == pytest.approx(0.9)
+    assert own["ci"] == pytest.approx(1.96 * 0.1 / np.sqrt(3))
+    assert (own["rounds_to_95"], own["seeds"]) == (30.0, 3)
+    assert summary([unit(0.8, None)])["s"]["p"]["rounds_to_95"] is None
+
+
+def test_a_standing_counts_ties_and_finds_the_worst_place():
+    def own(share, ci):
+        return {"share_of_best_fixed": share, "ci": ci}
+
+    table = {"s": {"p": own(0.985, 0.01), "q": own(1.0, 0.01)}, "r": {"p": own(0.9, 0.01), "q": own(1.0, 0.01)}}
+    assert standing(table, "p") == Standing(1, 2, 0.9, "r")
+    assert standing(table, "q") == Standing(2, 2, 1.0, "s")
+    assert standing(table, "nobody") is None
+
+
+@pytest.mark.parametrize("name", config.names("policy"))
+def test_every_policy_of_the_tree_can_be_built_and_plays(name):
+    given = config.load("policy", name)
+    policy = instantiate(given["rule"])
+    assert isinstance(policy, Policy)
+    rest = {key: given[key] for key in ("hold", "collapse", "learns", "follow")}
+    course = run(steady(0, 50), Entrant(policy, **rest), 30, 0)
+    assert course.rounds == 30
+    assert given["name"] == name
+
+
+@pytest.mark.parametrize("name", config.names("scenario"))
+def test_every_scenario_of_the_tree_can_be_built_and_repeats_itself(name):
+    given = config.load("scenario", name)
+    first, again = (instantiate(given["make"], seed=3) for _ in range(2))
+    assert given["name"] == name
+    assert first.world.positions >= 1000
+    for edge, (_, accepted) in first.world.pairs.items():
+        assert np.array_equal(accepted, again.world.pairs[edge][1])
+    Replay(first.world, first.space).round(first.space[-1])
+
+
+@pytest.mark.parametrize("name", config.names("experiment"))
+def test_every_experiment_names_what_there_is(name):
+    path = config.folder() / "experiment" / f"{name}.yaml"
+    assert f"\n# adaspec simulate experiment={name}\n" in path.read_text()
+    config.register()
+    with initialize_config_dir(str(config.folder()), version_base="1.3"):
+        found = compose("config", [f"experiment={name}"])
+    assert set(found.policies) <= set(config.names("policy"))
+    assert set(found.scenarios) <= set(config.names("scenario"))
+
+
+def test_the_tournament_has_every_policy_and_every_scenario():
+    found = OmegaConf.load(config.folder() / "experiment" / "tournament.yaml")
+    assert sorted(found.policies) == config.names("policy")
+    assert sorted(found.scenarios) == config.names("scenario")
+    assert found.seeds >= 20
+
+
+def test_a_scenario_does_what_its_name_says():
+    assert len(steady(0, 139).space) == 139
+    assert {segment.rows for segment in loaded(0, [1, 8], 64, [2]).world.segments} == {1, 8}
+    assert changing(0, 50, ["good", "hopeless"], 600).world.segments[1].tag == "hopeless"
+    broken = breaking(0, 50, 1200, 2.0).world
+    assert broken.pairs["t", "d"][1][:1200].mean() > 1.0
+    assert broken.pairs["t", "d"][1][1200:].max() == 0
+    appeared = appearing(0, 50, 800).world
+    assert appeared.pairs["t", "d"][0][:800].max() == 0 < appeared.pairs["t", "d"][0][800:].min()
+    wrong = misled(0, 50, 0.3, 3.0)
+    assert all(abs(wrong.acceptance[edge] - a) > 0.05 for edge, a in GOOD.items())
+    scales = [scale for seed in range(3) for scale in misled(seed, 5, 0.3, 3.0).profile_scale.values()]
+    assert {round(scale, 3) for scale in scales} == {0.333, 3.0}
+
+
+def test_a_unit_plays_all_policies_on_the_same_text():
+    policies = tuple(config.load("policy", name) for name in ("plain", "likelihood"))
+    result = play(Unit(config.load("scenario", "pair_best_5"), policies, 1, 60))
+    assert json.loads(json.dumps(result)) == result
+    assert result["policies"]["plain"]["tokens"] == 60
+    assert result["policies"]["likelihood"]["share_of_best_fixed"] > result["policies"]["plain"]["share_of_best_fixed"]
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        ("policy=tompson", "thompson"),
+        ("scenario=pair_best_51", "pair_best_50"),
+        ("experiment=turnament", "tournament"),
+        ("roundz=3", "rounds"),
+        ("policy.hld=3", "policy.hold"),
+        ("policies=[tompson]", "thompson"),
+    ],
+)
+def test_a_typo_is_told_its_nearest_neighbour_in_one_line(override, near, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", override, "workers=1"]) == 2
+    error = capsys.readouterr().err
+    assert near in error
+    assert error.count("\n") == 1
+
+
+def test_a_small_tournament_writes_table_pictures_and_one_json_line(tmp_path):
+    words = ["policies=[thompson,plain]", "scenarios=[pair_best_5]", "seeds=2", "rounds=20", "workers=1"]
+    code = f"import sys; from adaspec.cli import main; sys.exit(main(['simulate', *{words!r}, 'hydra.run.dir=out']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    own = json.loads(done.stdout.splitlines()[-1])["scenarios"]["pair_best_5"]["thompson"]
+    assert {"share_of_best_fixed", "ci", "share_of_segment_oracle", "time_regret_seconds"} <= set(own)
+    assert own["seeds"] == 2
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["scenarios"]["pair_best_5"]["thompson"] == own
+    assert "| thompson |" in (tmp_path / "out" / "table.md").read_text()
+    assert {path.name for path in (tmp_path / "out").glob("*.png")} == {"regret.png", "share.png"}
+    assert len((tmp_path / "out" / "units.jsonl").read_text().splitlines()) == 2
+
+
+def test_an_interrupted_run_keeps_what_is_done_and_goes_on_from_it(tmp_path, capsys, monkeypatch):
+    def some(units, workers):
+        for unit in units[:2]:
+            yield play(unit)
+        raise KeyboardInterrupt
+
+    given = OmegaConf.structured(config.SimulateConfig(policies=["plain"], scenarios=["pair_best_5"], rounds=20))
+    given.seeds, given.plots = 3, False
+    monkeypatch.setattr(simulate, "_play", some)
+    assert simulate.simulate(given, tmp_path) == 130
+    shown = capsys.readouterr()
+    assert "2 of 3 pieces are kept" in shown.err
+    assert json.loads(shown.out.splitlines()[-1])["scenarios"]["pair_best_5"]["plain"]["seeds"] == 2
+    monkeypatch.setattr(simulate, "_play", lambda units, workers: map(play, units))
+    assert simulate.simulate(given, tmp_path) == 0
+    assert len((tmp_path / "units.jsonl").read_text().splitlines()) == 3
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["scenarios"]["pair_best_5"]["plain"]["seeds"] == 3
+
+
+def test_a_space_of_any_plan_can_be_pinned():
+    plan = Plan.parse("t/m/d:3,2")
+    setting = Setting(world([Regime(512, GOOD)], 0), PlanSpace([plan]))
+    assert run(setting, Entrant(Fixed(plan), **FIXED), 20, 0).rounds == 20
+
+
+def test_the_tree_lies_beside_the_package_or_inside_it():
+    assert (config.folder() / "config.yaml").is_file()
+    assert Path(config.folder()).name == "conf"
