@@ -121,6 +121,20 @@ class NativeDecoder:
         self._library.forward(byref(self._decoder), byref(taken))
         return logits, states
 
+    def products(self, rows: int) -> None:
+        """The matrix products of a pass over ``rows`` rows with one row of logits, and nothing else: to be timed."""
+        decoder = self._decoder
+        x = torch.ones(rows, max(decoder.inner, decoder.hidden, decoder.heads * decoder.head_dim))
+        logits, scratch = torch.empty(1, self.vocab_size), torch.empty(max(2 * decoder.inner, x.shape[1] * 3))
+        taken = Pass(rows, 1, threads=torch.get_num_threads())
+        taken.x, taken.logits, taken.scratch = x.data_ptr(), logits.data_ptr(), scratch.data_ptr()
+        self._library.products(byref(decoder), byref(taken))
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a pass reads of weights."""
+        return sum(held.numel() * held.element_size() for held in self._held)
+
     def _layer(self, layer: Any) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
         norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]

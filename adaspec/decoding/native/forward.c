@@ -417,3 +417,25 @@ void forward(const struct model *m, const struct pass *p)
         head(m, p, &w);
     }
 }
+
+/* Only the products of a pass, of whatever x holds: what the rest of it costs is the difference. The results go to the
+   scratch, [widest layer's outputs] floats; x is [R, widest layer's inputs] here. */
+void products(const struct model *m, const struct pass *p)
+{
+#pragma omp parallel num_threads(p->threads)
+    {
+        const struct worker w = worker(m, p);
+        for (int64_t index = 0; index < m->layer_count; index++) {
+            const struct linear *layer = &m->layers[index].qkv; /* and out, gate_up, down behind it */
+            for (int which = 0; which < 4; which++) {
+                int64_t from, to;
+                share(layer[which].outputs, PANEL, &w, &from, &to);
+                multiply(layer + which, from, to, (struct product){p->x, p->scratch, p->rows, layer[which].inputs, 0, 0});
+                BARRIER
+            }
+        }
+        int64_t from, to;
+        share(m->head.outputs, PANEL, &w, &from, &to);
+        multiply(&m->head, from, to, (struct product){p->x, p->logits, p->outputs, m->hidden, m->head.outputs, 0});
+    }
+}

@@ -83,6 +83,7 @@ def library() -> ctypes.CDLL:
     """
     loaded = ctypes.CDLL(str(build()))
     loaded.forward.argtypes, loaded.forward.restype = (POINTER(Decoder), POINTER(Pass)), None
+    loaded.products.argtypes, loaded.products.restype = (POINTER(Decoder), POINTER(Pass)), None
     loaded.scratch_size.argtypes, loaded.scratch_size.restype = (POINTER(Decoder), c_int64, c_int64), c_int64
     return loaded
 

@@ -30,18 +30,18 @@ class NativeModel(Model):
         if reason := obstacle(module, precision):
             raise ValueError(f"{name}: {reason}")
         self.runner = "native"
-        self._decoder = NativeDecoder(module, precision)
+        self.decoder = NativeDecoder(module, precision)
 
     def start(self, batch_size: int, capacity: int) -> None:
         super().start(batch_size, capacity)
-        self._decoder.start(batch_size, capacity)
+        self.decoder.start(batch_size, capacity)
 
     @torch.inference_mode()
     def _forward(self, tokens: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
         batch, count = tokens.shape
         sequence = torch.arange(batch)[:, None].expand(-1, count)
         wanted = torch.arange(batch)[:, None] * count + rows  # [B, n]
-        logits, states = self._decoder.forward(
+        logits, states = self.decoder.forward(
             tokens.clamp(max=self._embeddings - 1).reshape(-1),
             sequence.reshape(-1),
             slots.clamp(max=self._capacity).reshape(-1),

@@ -1,0 +1,1 @@
+"""One module per command: ``add`` describes it, ``run`` does it. Heavy imports happen when it runs."""
