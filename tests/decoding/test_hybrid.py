@@ -77,6 +77,13 @@ def test_a_stop_ends_the_whole_window_and_silence_does_not():
     assert propose(untold, [4])[0] == [[3, 5]]
 
 
+def test_nobody_goes_on_where_the_next_token_would_hardly_be_reached():
+    likely, unlikely = Says([3, 4], [0.8, 0.7]), Says([3, 4], [0.7, 0.7])
+    assert propose(HybridDrafter({"x": likely, "y": Says([5])}, 0.5), [4])[0] == [[3, 4, 5]]
+    assert propose(HybridDrafter({"x": unlikely, "y": Says([5])}, 0.5), [4])[0] == [[3, 4]]
+    assert propose(HybridDrafter({"x": unlikely, "y": Says([5])}, 0.5), [1])[0] == [[3]]
+
+
 def test_nobody_goes_on_behind_a_stop_token():
     assert propose(HybridDrafter({"x": Says([3]), "y": Says([5])}), [4], stop_id=3)[0] == [[3]]
 
