@@ -16,12 +16,13 @@ Match = tuple[int, int]  # position of the token that followed, and how many tok
 CANDIDATES = 8  # occurrences of one n-gram that are weighed, the most recent ones
 LONGEST = 16  # tokens of agreement that are told apart
 RECENCY = 0.9  # weight of a candidate relative to the next more recent one
+FLOOR = 0.1  # default of LookupDrafter
 PRIOR_WEIGHT = 6.0  # copied tokens after which a text's own record counts as much as what was believed beforehand
 
 
 def _believed(length: int) -> float:
     """How often a text goes on as it did after ``length`` tokens of agreement, before anything is known of it."""
-    return length / (length + 3.0)
+    return (length + 1.0) / (length + 4.0)
 
 
 def check_ngrams(low: int, high: int) -> None:
@@ -106,7 +107,8 @@ class LookupDrafter(Drafter):
     Earlier occurrences vote for the next token with a weight that doubles per token of agreement and falls with age;
     the winner's share times the text's ``trust`` in matches of that length is its confidence. The corpus is asked for
     the same place, and the surer of both is taken. Occurrences that foretold the token go on to vote for the next.
-    The proposal ends where nobody has a candidate surer than ``floor`` or, behind a token, where ``stop`` says so.
+    The proposal ends where nobody has a candidate, where its evidence ends (the product of the confidences so far, the
+    chance that the token is reached and accepted, is below ``floor``), or behind a token where ``stop`` says so.
 
     Lossless: all of it, the length included, is a function of the committed and drafted tokens before.
 
@@ -114,7 +116,8 @@ class LookupDrafter(Drafter):
         name: its passes are reported under it.
         min_ngram, max_ngram: tokens of agreement that are looked for.
         corpus: what often follows what, elsewhere.
-        floor: confidence of a token below which it is not offered.
+        floor: chance of being reached and accepted below which a token is not offered; worth what a verifier's pass
+            grows by per token, relative to a pass over one.
 
     Raises:
         ValueError: an empty or non-positive n-gram range, or a floor outside [0, 1].
@@ -129,7 +132,7 @@ class LookupDrafter(Drafter):
         min_ngram: int = 2,
         max_ngram: int = 4,
         corpus: CorpusIndex | None = None,
-        floor: float = 0.0,
+        floor: float = FLOOR,
     ) -> None:
         super().__init__()
         check_ngrams(min_ngram, max_ngram)
@@ -187,6 +190,7 @@ class LookupDrafter(Drafter):
         found: list[int] = []
         sure: list[float] = []
         live: list[Match] = []
+        reached = 1.0
         while len(found) < limit:
             live = live or index.matches(text, committed)
             votes = [(_token(index, text, at, committed, first), agreed) for at, agreed in live]
@@ -194,7 +198,8 @@ class LookupDrafter(Drafter):
             if self._corpus is not None:
                 other, believed = self._corpus.next(text)
                 token, confidence = (other, believed) if believed > confidence else (token, confidence)
-            if confidence <= 0.0 or confidence < self._floor:
+            reached *= confidence
+            if reached <= 0.0 or reached < self._floor:
                 break
             found.append(token)
             sure.append(confidence)

@@ -29,8 +29,8 @@ def batch_of(*rows, stop=-1, capacity=60):
     return Batch(sequence, Sampler([GREEDY]), torch.full((len(rows), 1), stop), sequence.lengths)
 
 
-def started(rows, **options):
-    drafter = LookupDrafter("lookup", **options)
+def started(rows, *, floor=0.0, **options):
+    drafter = LookupDrafter("lookup", floor=floor, **options)
     drafter.start(rows, 60)
     return drafter
 
@@ -116,7 +116,8 @@ def test_stop_ends_behind_the_first_token_that_is_not_sure_enough_and_floor_befo
     assert proposed(text, 4, stop=sure[1] - 1e-6) == (tokens[:1], sure[:1])  # token 0 is kept, though less sure
     assert proposed(text, 4, stop=sure[0] - 1e-6)[0] == tokens
     assert proposed(text, 4, floor=sure[0] + 0.001)[0] == []
-    assert proposed(text, 4, floor=sure[0] - 1e-6)[0] == tokens
+    assert proposed(text, 4, floor=sure[0] * sure[1] - 1e-6)[0] == tokens[:2]
+    assert proposed(text, 4, floor=sure[0] * sure[1] + 1e-6)[0] == tokens[:1]
 
 
 def test_nothing_behind_the_place_asked_about_is_read():
