@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -46,7 +45,8 @@ class TextIndex:
     def __init__(self, sizes: range) -> None:
         self.sizes = sizes
         self.tokens: list[int] = []
-        self._ends: dict[Gram, list[int]] = {}  # positions behind the n-gram, ascending
+        self._latest: dict[Gram, int] = {}  # the position behind its latest occurrence
+        self._earlier = [[0] for _ in sizes]  # per size and position: behind the occurrence before, 0 for none
         self._right = [PRIOR_WEIGHT * _believed(length) for length in range(LONGEST + 1)]
         self._tried = [PRIOR_WEIGHT] * (LONGEST + 1)
         self._followed: Match = (0, 0)
@@ -57,7 +57,7 @@ class TextIndex:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Appends committed tokens."""
-        text, ends = self.tokens, self._ends
+        text, latest = self.tokens, self._latest
         at, length = self._followed
         for token in tokens:
             if length:
@@ -67,16 +67,15 @@ class TextIndex:
                 at, length = (at + 1, min(length + 1, LONGEST)) if foretold else (0, 0)
             text.append(token)
             end = len(text)
-            for size in self.sizes:
-                if size > end:
-                    break
-                known = ends.get(gram := tuple(text[end - size :]))
-                if known is None:
-                    ends[gram] = [end]
-                    continue
-                if length < size:
-                    at, length = known[-1], size
-                known.append(end)
+            for size, earlier in zip(self.sizes, self._earlier):
+                known = 0
+                if size <= end:
+                    gram = tuple(text[end - size :])
+                    known = latest.get(gram, 0)
+                    latest[gram] = end
+                earlier.append(known)
+                if known and length < size:
+                    at, length = known, size
         self._followed = at, length
 
     def matches(self, suffix: Sequence[int], before: int) -> list[Match]:
@@ -84,14 +83,17 @@ class TextIndex:
 
         ``before``: only what ended in front of this position, so that a token followed.
         """
-        for size in reversed(self.sizes):
-            ends = self._ends.get(tuple(suffix[-size:])) if size <= len(suffix) else None
-            if ends:
-                last = bisect_left(ends, before)
-                known = ends[max(0, last - CANDIDATES) : last]
-                if known:
-                    longer = size == self.sizes[-1]  # of a shorter n-gram it is known that no longer one occurred
-                    return [(end, self._agreement(suffix, end, size) if longer else size) for end in reversed(known)]
+        for size, earlier in zip(reversed(self.sizes), reversed(self._earlier)):
+            end = self._latest.get(tuple(suffix[-size:]), 0) if size <= len(suffix) else 0
+            while end >= before:
+                end = earlier[end]
+            known: list[int] = []
+            while end and len(known) < CANDIDATES:
+                known.append(end)
+                end = earlier[end]
+            if known:
+                longer = size == self.sizes[-1]  # of a shorter n-gram it is known that no longer one occurred
+                return [(end, self._agreement(suffix, end, size) if longer else size) for end in known]
         return []
 
     def _agreement(self, suffix: Sequence[int], end: int, size: int) -> int:
