@@ -16,6 +16,7 @@ CANDIDATES = 8  # occurrences of one n-gram that are weighed, the most recent on
 LONGEST = 16  # tokens of agreement that are told apart
 RECENCY = 0.9  # weight of a candidate relative to the next more recent one
 FLOOR = 0.1  # default of LookupDrafter
+CORPUS_WEIGHT = 2.0  # sum of a corpus's shares after which its record in a text counts as much as the shares
 PRIOR_WEIGHT = 6.0  # copied tokens after which a text's own record counts as much as what was believed beforehand
 
 
@@ -103,12 +104,38 @@ class TextIndex:
         return min(size, LONGEST)
 
 
+class CorpusRecord:
+    """How far one text can trust a corpus: how often what it said of a next token came true, against its shares."""
+
+    def __init__(self) -> None:
+        self._right = self._said = CORPUS_WEIGHT
+        self._open: tuple[int, int, float] | None = None  # position, token, share
+
+    @property
+    def factor(self) -> float:
+        """What the corpus's shares are worth here, at most 1."""
+        return min(1.0, self._right / self._said)
+
+    def judge(self, tokens: Tensor, committed: int) -> None:
+        """Counts the open claim once the token it was about is committed."""
+        if self._open and self._open[0] < committed:
+            position, token, share = self._open
+            self._right += float(int(tokens[position]) == token)
+            self._said += share
+            self._open = None
+
+    def claim(self, position: int, token: int, share: float) -> None:
+        """Remembers what the corpus says of a position."""
+        self._open = (position, token, share) if share else None
+
+
 class LookupDrafter(Drafter):
     """Proposes what followed the longest matching suffix in prompt, generated text and ``corpus``; no forward pass.
 
     Earlier occurrences vote for the next token with a weight that doubles per token of agreement and falls with age;
     the winner's share times the text's ``trust`` in matches of that length is its confidence. The corpus is asked for
-    the same place, and the surer of both is taken. Occurrences that foretold the token go on to vote for the next.
+    the same place, its share times what such shares have been worth in this text so far, and the surer of both is
+    taken. Occurrences that foretold the token go on to vote for the next.
     The proposal ends where nobody has a candidate, where its evidence ends (the product of the confidences so far, the
     chance that the token is reached and accepted, is below ``floor``), or behind a token where ``stop`` says so.
 
@@ -146,9 +173,11 @@ class LookupDrafter(Drafter):
         self._floor = floor
         self._reach = max(LONGEST, max_ngram, corpus.longest if corpus else 0)
         self._rows: list[TextIndex] = []
+        self._records: list[CorpusRecord] = []
 
     def start(self, batch_size: int, capacity: int) -> None:
         self._rows = [TextIndex(self._sizes) for _ in range(batch_size)]
+        self._records = [CorpusRecord() for _ in range(batch_size)]
 
     def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
         sequence = batch.sequence
@@ -184,7 +213,7 @@ class LookupDrafter(Drafter):
         The tokens before ``committed`` are indexed once and for all; a later call may ask about an earlier place, and
         then nothing behind that place is read.
         """
-        index = self._rows[row]
+        index, record = self._rows[row], self._records[row]
         if len(index.tokens) < committed:
             index.extend(tokens[len(index.tokens) : committed].tolist())
         first = max(0, min(committed, length - self._reach))
@@ -198,8 +227,12 @@ class LookupDrafter(Drafter):
             votes = [(_token(index, text, at, committed, first), agreed) for at, agreed in live]
             token, confidence = _winner(index, votes)
             if self._corpus is not None:
-                other, believed = self._corpus.next(text)
-                token, confidence = (other, believed) if believed > confidence else (token, confidence)
+                other, share = self._corpus.next(text)
+                if not found and length == committed:
+                    record.judge(tokens, committed)
+                    record.claim(length, other, share)
+                if share * record.factor > confidence:
+                    token, confidence = other, share * record.factor
             reached *= confidence
             if reached <= 0.0 or reached < self._floor:
                 break

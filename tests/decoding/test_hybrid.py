@@ -125,6 +125,14 @@ def test_acceptance_of_the_parts_sums_to_that_of_the_whole():
     assert min(sums.values()) > 3
 
 
+def test_until_it_has_played_a_hybrid_is_believed_to_cost_a_pass_of_its_model_per_token():
+    near = table_model("near", 9, like=toy_chain().target.table)
+    lookup = LookupDrafter("lookup")
+    chain = toy_chain(both=HybridDrafter({"lookup": lookup, "near": near}), lookup=lookup)
+    [timed] = chain.profile({"both": [1], "lookup": [1]})
+    assert (timed.model, timed.query_len) == ("both", 1)
+
+
 def test_a_verifier_inside_the_hybrid_beneath_it_is_refused():
     chain = toy_chain()
     chain = toy_chain(both=HybridDrafter({"lookup": LookupDrafter("lookup"), "a": chain.members["a"]}))

@@ -178,6 +178,21 @@ def test_the_surer_of_text_and_corpus_is_taken_and_the_text_is_asked_again_behin
     assert tokens == [5]
 
 
+def test_a_corpus_that_is_wrong_in_a_text_loses_its_trust_and_one_that_is_right_keeps_it():
+    corpus = CorpusIndex.build([6, 7, 8, 0] * 30)
+    for following, trusted in ((5, False), (8, True)):
+        text = [token for n in range(12) for token in (6, 7, following, 100 + n)]
+        drafter = started(1, corpus=corpus, min_ngram=9, max_ngram=9)  # the corpus alone
+        tokens = torch.tensor(text)
+        said = {at: drafter.guess(0, tokens, at, at, 1) for at in range(2, len(text)) if text[at - 2 : at] == [6, 7]}
+        assert [found for found, _ in said.values()] == [[8]] * len(said)
+        sure = [confidence[0] for _, confidence in said.values()]
+        assert sure[0] > 0.9
+        assert sure == sorted(sure, reverse=True)
+        assert (sure[-1] > 0.9) == trusted
+        assert trusted or sure[-1] < 0.3
+
+
 @pytest.mark.parametrize(("low", "high"), [(0, 2), (3, 2), (-1, 1)])
 def test_an_impossible_range_is_refused(low, high):
     with pytest.raises(ValueError, match=f"{low} .. {high}"):
