@@ -18,7 +18,8 @@ class HybridDrafter(Drafter):
     """Asks its parts in turn, each for what is left of the window behind the tokens of those before it.
 
     A deterministic part that tells its confidence (a lookup) is cut in front of the first token of which it is less
-    sure than ``floor``, unless no part follows: the next may know better. A plan's ``stop`` ends the whole window.
+    sure than ``floor``, unless no part follows: the next may know better. Nor does the next go on behind it where the
+    product of its confidences is below ``floor``: it would hardly be reached. A plan's ``stop`` ends the whole window.
 
     Lossless: a part proposes behind a kept prefix, which includes the tokens of the parts before it, and who proposes
     is decided by that prefix. A deterministic token is a one-hot law, so it may be dropped for its confidence; a
@@ -89,7 +90,7 @@ class HybridDrafter(Drafter):
             drafts.append((used, draft))
             parts.append((name, draft.counts))
             used = used + draft.counts
-            open_rows = open_rows & ~_ended(batch, draft, left, stop)
+            open_rows = open_rows & ~self._ended(batch, draft, left, stop)
         width = int(used.max())
         return Draft(batch.sequence.slice(start, width), used, _join(drafts, width), parts=tuple(parts))
 
@@ -102,18 +103,19 @@ class HybridDrafter(Drafter):
         part.rollback(batch.sequence.lengths)
         return Draft(draft.tokens, kept, draft.law, draft.confidence)
 
-
-def _ended(batch: Batch, draft: Draft, left: Tensor, stop: float) -> Tensor:
-    """Rows [B] that nobody goes on with: behind a stop token, or behind a token that was not sure enough."""
-    some = draft.counts > 0
-    if not draft.tokens.shape[1]:
-        return ~some & False
-    last = (draft.counts - 1).clamp(min=0)[:, None]
-    ended = batch.is_stop(draft.tokens.gather(1, last))[:, 0]
-    if stop:
-        known = draft.confidence
-        ended |= draft.counts < left if known is None else known.gather(1, last)[:, 0] < stop
-    return some & ended
+    def _ended(self, batch: Batch, draft: Draft, left: Tensor, stop: float) -> Tensor:
+        """Rows [B] that nobody goes on with: behind a stop token, an unsure one, or what will hardly be reached."""
+        some = draft.counts > 0
+        if not draft.tokens.shape[1]:
+            return some
+        last = (draft.counts - 1).clamp(min=0)[:, None]
+        ended = batch.is_stop(draft.tokens.gather(1, last))[:, 0]
+        sure = draft.confidence
+        if sure is None:
+            return some & (ended | (draft.counts < left)) if stop else some & ended
+        steps = torch.arange(sure.shape[1], device=sure.device)
+        reached = torch.where(steps < draft.counts[:, None], sure, 1.0).prod(1)
+        return some & (ended | (sure.gather(1, last)[:, 0] < stop) | (reached < self.floor))
 
 
 def _join(drafts: list[tuple[Tensor, Draft]], width: int) -> Tensor | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -16,12 +15,14 @@ Match = tuple[int, int]  # position of the token that followed, and how many tok
 CANDIDATES = 8  # occurrences of one n-gram that are weighed, the most recent ones
 LONGEST = 16  # tokens of agreement that are told apart
 RECENCY = 0.9  # weight of a candidate relative to the next more recent one
+FLOOR = 0.1  # default of LookupDrafter
+CORPUS_WEIGHT = 2.0  # sum of a corpus's shares after which its record in a text counts as much as the shares
 PRIOR_WEIGHT = 6.0  # copied tokens after which a text's own record counts as much as what was believed beforehand
 
 
 def _believed(length: int) -> float:
     """How often a text goes on as it did after ``length`` tokens of agreement, before anything is known of it."""
-    return length / (length + 3.0)
+    return (length + 1.0) / (length + 4.0)
 
 
 def check_ngrams(low: int, high: int) -> None:
@@ -45,7 +46,8 @@ class TextIndex:
     def __init__(self, sizes: range) -> None:
         self.sizes = sizes
         self.tokens: list[int] = []
-        self._ends: dict[Gram, list[int]] = {}  # positions behind the n-gram, ascending
+        self._latest: dict[Gram, int] = {}  # the position behind its latest occurrence
+        self._earlier = [[0] for _ in sizes]  # per size and position: behind the occurrence before, 0 for none
         self._right = [PRIOR_WEIGHT * _believed(length) for length in range(LONGEST + 1)]
         self._tried = [PRIOR_WEIGHT] * (LONGEST + 1)
         self._followed: Match = (0, 0)
@@ -56,7 +58,7 @@ class TextIndex:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Appends committed tokens."""
-        text, ends = self.tokens, self._ends
+        text, latest = self.tokens, self._latest
         at, length = self._followed
         for token in tokens:
             if length:
@@ -66,16 +68,15 @@ class TextIndex:
                 at, length = (at + 1, min(length + 1, LONGEST)) if foretold else (0, 0)
             text.append(token)
             end = len(text)
-            for size in self.sizes:
-                if size > end:
-                    break
-                known = ends.get(gram := tuple(text[end - size :]))
-                if known is None:
-                    ends[gram] = [end]
-                    continue
-                if length < size:
-                    at, length = known[-1], size
-                known.append(end)
+            for size, earlier in zip(self.sizes, self._earlier):
+                known = 0
+                if size <= end:
+                    gram = tuple(text[end - size :])
+                    known = latest.get(gram, 0)
+                    latest[gram] = end
+                earlier.append(known)
+                if known and length < size:
+                    at, length = known, size
         self._followed = at, length
 
     def matches(self, suffix: Sequence[int], before: int) -> list[Match]:
@@ -83,14 +84,17 @@ class TextIndex:
 
         ``before``: only what ended in front of this position, so that a token followed.
         """
-        for size in reversed(self.sizes):
-            ends = self._ends.get(tuple(suffix[-size:])) if size <= len(suffix) else None
-            if ends:
-                last = bisect_left(ends, before)
-                known = ends[max(0, last - CANDIDATES) : last]
-                if known:
-                    longer = size == self.sizes[-1]  # of a shorter n-gram it is known that no longer one occurred
-                    return [(end, self._agreement(suffix, end, size) if longer else size) for end in reversed(known)]
+        for size, earlier in zip(reversed(self.sizes), reversed(self._earlier)):
+            end = self._latest.get(tuple(suffix[-size:]), 0) if size <= len(suffix) else 0
+            while end >= before:
+                end = earlier[end]
+            known: list[int] = []
+            while end and len(known) < CANDIDATES:
+                known.append(end)
+                end = earlier[end]
+            if known:
+                longer = size == self.sizes[-1]  # of a shorter n-gram it is known that no longer one occurred
+                return [(end, self._agreement(suffix, end, size) if longer else size) for end in known]
         return []
 
     def _agreement(self, suffix: Sequence[int], end: int, size: int) -> int:
@@ -100,13 +104,40 @@ class TextIndex:
         return min(size, LONGEST)
 
 
+class CorpusRecord:
+    """How far one text can trust a corpus: how often what it said of a next token came true, against its shares."""
+
+    def __init__(self) -> None:
+        self._right = self._said = CORPUS_WEIGHT
+        self._open: tuple[int, int, float] | None = None  # position, token, share
+
+    @property
+    def factor(self) -> float:
+        """What the corpus's shares are worth here, at most 1."""
+        return min(1.0, self._right / self._said)
+
+    def judge(self, tokens: Tensor, committed: int) -> None:
+        """Counts the open claim once the token it was about is committed."""
+        if self._open and self._open[0] < committed:
+            position, token, share = self._open
+            self._right += float(int(tokens[position]) == token)
+            self._said += share
+            self._open = None
+
+    def claim(self, position: int, token: int, share: float) -> None:
+        """Remembers what the corpus says of a position."""
+        self._open = (position, token, share) if share else None
+
+
 class LookupDrafter(Drafter):
     """Proposes what followed the longest matching suffix in prompt, generated text and ``corpus``; no forward pass.
 
     Earlier occurrences vote for the next token with a weight that doubles per token of agreement and falls with age;
     the winner's share times the text's ``trust`` in matches of that length is its confidence. The corpus is asked for
-    the same place, and the surer of both is taken. Occurrences that foretold the token go on to vote for the next.
-    The proposal ends where nobody has a candidate surer than ``floor`` or, behind a token, where ``stop`` says so.
+    the same place, its share times what such shares have been worth in this text so far, and the surer of both is
+    taken. Occurrences that foretold the token go on to vote for the next.
+    The proposal ends where nobody has a candidate, where its evidence ends (the product of the confidences so far, the
+    chance that the token is reached and accepted, is below ``floor``), or behind a token where ``stop`` says so.
 
     Lossless: all of it, the length included, is a function of the committed and drafted tokens before.
 
@@ -114,7 +145,8 @@ class LookupDrafter(Drafter):
         name: its passes are reported under it.
         min_ngram, max_ngram: tokens of agreement that are looked for.
         corpus: what often follows what, elsewhere.
-        floor: confidence of a token below which it is not offered.
+        floor: chance of being reached and accepted below which a token is not offered; worth what a verifier's pass
+            grows by per token, relative to a pass over one.
 
     Raises:
         ValueError: an empty or non-positive n-gram range, or a floor outside [0, 1].
@@ -129,7 +161,7 @@ class LookupDrafter(Drafter):
         min_ngram: int = 2,
         max_ngram: int = 4,
         corpus: CorpusIndex | None = None,
-        floor: float = 0.0,
+        floor: float = FLOOR,
     ) -> None:
         super().__init__()
         check_ngrams(min_ngram, max_ngram)
@@ -141,9 +173,11 @@ class LookupDrafter(Drafter):
         self._floor = floor
         self._reach = max(LONGEST, max_ngram, corpus.longest if corpus else 0)
         self._rows: list[TextIndex] = []
+        self._records: list[CorpusRecord] = []
 
     def start(self, batch_size: int, capacity: int) -> None:
         self._rows = [TextIndex(self._sizes) for _ in range(batch_size)]
+        self._records = [CorpusRecord() for _ in range(batch_size)]
 
     def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
         sequence = batch.sequence
@@ -179,7 +213,7 @@ class LookupDrafter(Drafter):
         The tokens before ``committed`` are indexed once and for all; a later call may ask about an earlier place, and
         then nothing behind that place is read.
         """
-        index = self._rows[row]
+        index, record = self._rows[row], self._records[row]
         if len(index.tokens) < committed:
             index.extend(tokens[len(index.tokens) : committed].tolist())
         first = max(0, min(committed, length - self._reach))
@@ -187,14 +221,20 @@ class LookupDrafter(Drafter):
         found: list[int] = []
         sure: list[float] = []
         live: list[Match] = []
+        reached = 1.0
         while len(found) < limit:
             live = live or index.matches(text, committed)
             votes = [(_token(index, text, at, committed, first), agreed) for at, agreed in live]
             token, confidence = _winner(index, votes)
             if self._corpus is not None:
-                other, believed = self._corpus.next(text)
-                token, confidence = (other, believed) if believed > confidence else (token, confidence)
-            if confidence <= 0.0 or confidence < self._floor:
+                other, share = self._corpus.next(text)
+                if not found and length == committed:
+                    record.judge(tokens, committed)
+                    record.claim(length, other, share)
+                if share * record.factor > confidence:
+                    token, confidence = other, share * record.factor
+            reached *= confidence
+            if reached <= 0.0 or reached < self._floor:
                 break
             found.append(token)
             sure.append(confidence)

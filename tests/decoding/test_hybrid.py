@@ -77,6 +77,13 @@ def test_a_stop_ends_the_whole_window_and_silence_does_not():
     assert propose(untold, [4])[0] == [[3, 5]]
 
 
+def test_nobody_goes_on_where_the_next_token_would_hardly_be_reached():
+    likely, unlikely = Says([3, 4], [0.8, 0.7]), Says([3, 4], [0.7, 0.7])
+    assert propose(HybridDrafter({"x": likely, "y": Says([5])}, 0.5), [4])[0] == [[3, 4, 5]]
+    assert propose(HybridDrafter({"x": unlikely, "y": Says([5])}, 0.5), [4])[0] == [[3, 4]]
+    assert propose(HybridDrafter({"x": unlikely, "y": Says([5])}, 0.5), [1])[0] == [[3]]
+
+
 def test_nobody_goes_on_behind_a_stop_token():
     assert propose(HybridDrafter({"x": Says([3]), "y": Says([5])}), [4], stop_id=3)[0] == [[3]]
 
@@ -116,6 +123,14 @@ def test_acceptance_of_the_parts_sums_to_that_of_the_whole():
             assert all(a <= o <= r <= k for a, o, r, k in zip(edge.accepted, edge.offered, edge.reached, edge.asked))
     assert sums["both"] == sums["both.lookup"] + sums["both.near"]
     assert min(sums.values()) > 3
+
+
+def test_until_it_has_played_a_hybrid_is_believed_to_cost_a_pass_of_its_model_per_token():
+    near = table_model("near", 9, like=toy_chain().target.table)
+    lookup = LookupDrafter("lookup")
+    chain = toy_chain(both=HybridDrafter({"lookup": lookup, "near": near}), lookup=lookup)
+    [timed] = chain.profile({"both": [1], "lookup": [1]})
+    assert (timed.model, timed.query_len) == ("both", 1)
 
 
 def test_a_verifier_inside_the_hybrid_beneath_it_is_refused():

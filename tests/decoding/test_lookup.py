@@ -29,8 +29,8 @@ def batch_of(*rows, stop=-1, capacity=60):
     return Batch(sequence, Sampler([GREEDY]), torch.full((len(rows), 1), stop), sequence.lengths)
 
 
-def started(rows, **options):
-    drafter = LookupDrafter("lookup", **options)
+def started(rows, *, floor=0.0, **options):
+    drafter = LookupDrafter("lookup", floor=floor, **options)
     drafter.start(rows, 60)
     return drafter
 
@@ -116,7 +116,8 @@ def test_stop_ends_behind_the_first_token_that_is_not_sure_enough_and_floor_befo
     assert proposed(text, 4, stop=sure[1] - 1e-6) == (tokens[:1], sure[:1])  # token 0 is kept, though less sure
     assert proposed(text, 4, stop=sure[0] - 1e-6)[0] == tokens
     assert proposed(text, 4, floor=sure[0] + 0.001)[0] == []
-    assert proposed(text, 4, floor=sure[0] - 1e-6)[0] == tokens
+    assert proposed(text, 4, floor=sure[0] * sure[1] - 1e-6)[0] == tokens[:2]
+    assert proposed(text, 4, floor=sure[0] * sure[1] + 1e-6)[0] == tokens[:1]
 
 
 def test_nothing_behind_the_place_asked_about_is_read():
@@ -175,6 +176,21 @@ def test_the_surer_of_text_and_corpus_is_taken_and_the_text_is_asked_again_behin
     weak = CorpusIndex.build([8, 6, 7, 1, 6, 7, 1, 6, 7, 2, 6, 7, 3, 6, 7, 4])  # after 6 7 mostly 1, not often
     tokens, _ = proposed([6, 7, 5, 4] * 8 + [6, 7], 1, corpus=weak)
     assert tokens == [5]
+
+
+def test_a_corpus_that_is_wrong_in_a_text_loses_its_trust_and_one_that_is_right_keeps_it():
+    corpus = CorpusIndex.build([6, 7, 8, 0] * 30)
+    for following, trusted in ((5, False), (8, True)):
+        text = [token for n in range(12) for token in (6, 7, following, 100 + n)]
+        drafter = started(1, corpus=corpus, min_ngram=9, max_ngram=9)  # the corpus alone
+        tokens = torch.tensor(text)
+        said = {at: drafter.guess(0, tokens, at, at, 1) for at in range(2, len(text)) if text[at - 2 : at] == [6, 7]}
+        assert [found for found, _ in said.values()] == [[8]] * len(said)
+        sure = [confidence[0] for _, confidence in said.values()]
+        assert sure[0] > 0.9
+        assert sure == sorted(sure, reverse=True)
+        assert (sure[-1] > 0.9) == trusted
+        assert trusted or sure[-1] < 0.3
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 2), (3, 2), (-1, 1)])
