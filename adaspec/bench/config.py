@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
 from omegaconf import MISSING, OmegaConf
 
 import adaspec
@@ -89,6 +91,21 @@ def load(group: str, name: str) -> dict[str, Any]:
     found = OmegaConf.to_container(merged)
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items()}
+
+
+def build(given: Mapping[str, Any], **more: Any) -> Any:
+    """What a ``_target_`` with its arguments makes.
+
+    Raises:
+        ValueError: impossible arguments.
+        OSError: a file that cannot be read.
+    """
+    try:
+        return instantiate(given, **more)
+    except InstantiationException as error:
+        if isinstance(error.__cause__, ValueError | OSError):
+            raise error.__cause__ from None
+        raise ValueError(f"{given.get('_target_')}: {error.__cause__ or error}") from None
 
 
 def check(overrides: Sequence[str]) -> None:

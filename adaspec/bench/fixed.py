@@ -63,12 +63,12 @@ class FixedPlans:
     def _table(self, plan: Plan) -> Table:
         if plan.depth == 1:
             return self._plain(plan)
-        world, at = self._world, np.arange(self._last + 1)
+        world = self._world
         offered, accepted = world.pairs[pairs_of(plan)[0]]
         asked = np.minimum(plan.windows[0], world.left - 1)
         held = np.minimum(offered, asked)
         kept = np.minimum(accepted, held)
-        seconds = self._fill(_beneath(plan))[asked, at] + self._time(plan.target, held + 1)
+        seconds = self._drafting(_beneath(plan), asked, held) + self._time(plan.target, held + 1)
         tokens = kept + 1
         if (self._rows > 1).any():
             tokens, seconds = self._batched(plan, tokens, held, seconds)
@@ -89,6 +89,13 @@ class FixedPlans:
                 spent += self._world.catch_up(model, length - 1, length, float(self._slower[model][start]))
         return spent
 
+    def _drafting(self, tail: Plan, asked: Ints, held: Ints) -> Floats:
+        """Seconds until a tail has handed over what it was ``asked`` for, a model that only drafts ``held`` tokens."""
+        if tail.depth == 1 and tail.target not in self._world.lookups:
+            return self._time(tail.target, 1) * held
+        spent: Floats = self._fill(tail)[asked, np.arange(self._last + 1)]
+        return spent
+
     def _fill(self, tail: Plan) -> Floats:
         """Seconds until a tail of a chain has handed over n = 0 .. longest tokens; [longest + 1, positions]."""
         if tail not in self._fills:
@@ -98,25 +105,25 @@ class FixedPlans:
     def _filled(self, tail: Plan) -> Floats:
         model, spent = tail.models[0], np.zeros((self._longest + 1, self._last + 1))
         one = self._time(model, 1)
-        if tail.depth == 1:
-            for need in range(1, self._longest + 1):
-                spent[need] = one * (1 if model in self._world.lookups else need)
+        if tail.depth == 1:  # a lookup drafter; what a model drafts depends on who asks
+            spent[1:] = one
             return spent
-        inner, blocks = self._fill(_beneath(tail)), dict[int, tuple[Ints, Floats]]()
+        blocks: dict[int, tuple[Ints, Floats]] = {}
         for need in range(1, self._longest + 1):
             asked = min(tail.windows[0], need - 1)
             if asked not in blocks:
-                blocks[asked] = self._block(tail, asked, inner) if asked else (np.ones_like(self._rows), one)
+                blocks[asked] = self._block(tail, asked) if asked else (np.ones_like(self._rows), one)
             emitted, seconds = blocks[asked]
             behind = np.minimum(np.arange(self._last + 1) + emitted, self._last)
             spent[need] = seconds + spent[need - emitted, behind]
         return spent
 
-    def _block(self, tail: Plan, asked: int, inner: Floats) -> tuple[Ints, Floats]:
+    def _block(self, tail: Plan, asked: int) -> tuple[Ints, Floats]:
         """Tokens and seconds of one verification of ``asked`` tokens; [positions] each."""
         offered, accepted = self._world.pairs[pairs_of(tail)[0]]
         held = np.minimum(offered, asked)
-        return np.minimum(accepted, held) + 1, inner[asked] + self._time(tail.models[0], held + 1)
+        drafting = self._drafting(_beneath(tail), np.full_like(held, asked), held)
+        return np.minimum(accepted, held) + 1, drafting + self._time(tail.target, held + 1)
 
     def _batched(self, plan: Plan, tokens: Ints, held: Ints, single: Floats) -> tuple[Ints, Floats]:
         """Rows read the text in turn, each from where the one before it ended."""
@@ -128,7 +135,7 @@ class FixedPlans:
             active = (row < self._rows) & (at < stop)
             longest = np.where(active, np.maximum(longest, held[here]), longest)
             at = np.where(active, at + tokens[here], at)
-        drafts = self._fill(_beneath(plan))[plan.windows[0]]
+        drafts = self._drafting(_beneath(plan), np.full_like(longest, plan.windows[0]), longest)
         several = drafts + self._time(plan.target, longest + 1)
         return at - begin, np.where(self._rows > 1, several, single)
 

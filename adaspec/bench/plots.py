@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from adaspec.theory import Floats
 
-CURVES = {"regret": "seconds lost against the best fixed plan", "share": "share of the best fixed plan's speed"}
+CURVES = {"regret": "seconds lost against the best fixed plan", "share": "share of the best fixed plan's speed, so far"}
 WIDTH = 4  # panels side by side
 
 
@@ -31,7 +31,6 @@ def draw(results: Sequence[Mapping[str, Any]], out: Path) -> None:
             _panel(panel, scenario, units, policies, curve)
         for panel in panels[len(scenarios) :]:
             panel.axis("off")
-        figure.supxlabel("rounds")
         figure.supylabel(label)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
         figure.savefig(out / f"{curve}.png", dpi=90)
@@ -45,6 +44,7 @@ def _panel(panel: Axes, scenario: str, units: Sequence[Mapping[str, Any]], polic
             width = 2.5 if index == 0 else 1.0
             panel.plot(*_mean(curves, curve), style, color=f"C{index % 10}", lw=width, label=policy)
     panel.set_title(scenario, fontsize=10)
+    panel.set_xlabel("rounds", fontsize=8)
     if curve == "share":
         panel.axhline(1.0, color="grey", lw=0.5)
         panel.set_ylim(0.3, 1.25)

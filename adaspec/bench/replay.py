@@ -122,17 +122,17 @@ class Replay:
         offered, accepted = self._pairs[model, plan.models[stage + 1]]
         held = min(offered[at], asked)
         kept = min(accepted[at], held)
-        before = self._draft(plan, stage + 1, at, asked, segment)
+        before = self._draft(plan, stage + 1, at, asked, held, segment)
         self._spent[stage][0] += before
         self._spent[stage][1] += self._pass(model, held + 1, at, segment)
         self._edges[stage].append((asked, held, kept))
         return kept + 1
 
-    def _draft(self, plan: Plan, stage: int, at: int, need: int, segment: Segment) -> float:
-        """Lets ``models[stage]`` hand over ``need`` tokens; returns the seconds that are measured."""
+    def _draft(self, plan: Plan, stage: int, at: int, need: int, held: int, segment: Segment) -> float:
+        """Lets ``models[stage]`` hand over ``need`` tokens, ``held`` if it is a drafter; returns measured seconds."""
         model = plan.models[stage]
         if stage == len(plan.models) - 1:
-            steps = 1 if model in self.world.lookups else need
+            steps = 1 if model in self.world.lookups else held
             return sum([self._pass(model, 1, at, segment) for _ in range(steps)])
         before, last = len(self._passes), self.world.positions - 1
         while need > 0:
@@ -155,7 +155,7 @@ class Replay:
                 self._edges[0].append((asked, held, kept))
             at, longest = at + kept + 1, max(longest, held)
         if window:
-            self._spent[0][0] = self._draft(plan, 1, first, window, segment)
+            self._spent[0][0] = self._draft(plan, 1, first, window, longest, segment)
         spent = self._pass(plan.target, longest + 1, first, segment)
         if window:
             self._spent[0][1] = spent

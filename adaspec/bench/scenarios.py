@@ -112,6 +112,18 @@ def appearing(seed: int, plans: int, without: int) -> Setting:
     return Setting(simulators.world(regimes, seed), simulators.space(plans))
 
 
+def find(trace: str) -> Path:
+    """The file of a trace, given as a path or as the name of one that comes with the package.
+
+    Raises:
+        FileNotFoundError: neither is there.
+    """
+    for path in (Path(trace), DATA / f"{trace}.npz"):
+        if path.is_file():
+            return path
+    raise FileNotFoundError(f"there is no trace {trace!r}; python -m adaspec.bench.record makes one")
+
+
 def traced(
     seed: int,
     trace: str,
@@ -136,9 +148,9 @@ def traced(
 
     Raises:
         ValueError: a kind that the trace has no text of, or what the trace does not hold.
+        FileNotFoundError: no such trace.
     """
-    path = Path(trace)
-    found = Trace.load(path if path.exists() else DATA / f"{trace}.npz")
+    found = Trace.load(find(trace))
     rng, order, total = np.random.default_rng(seed), list[int](), 0
     texts = {kind: [index for index, own in enumerate(found.kinds) if own == kind] for kind in kinds}
     for kind, own in texts.items():

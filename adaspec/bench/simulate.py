@@ -17,7 +17,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from adaspec.bench.config import check, folder, load, register
+from adaspec.bench.config import build, check, folder, load, register
 from adaspec.bench.scenarios import Setting
 from adaspec.bench.tournament import Entrant, Oracle, judge, run, standing, summary
 
@@ -135,12 +135,12 @@ def _quiet() -> None:
 
 def play(unit: Unit) -> dict[str, Any]:
     """One scenario and seed: every policy, judged against the same oracle."""
-    setting: Setting = hydra.utils.instantiate(unit.scenario["make"], seed=unit.seed)
+    setting: Setting = build(unit.scenario["make"], seed=unit.seed)
     oracle = Oracle(setting)
     policies = {}
     for own in unit.policies:
         rest = {key: own[key] for key in ("hold", "collapse", "learns", "follow")}
-        entrant = Entrant(hydra.utils.instantiate(own["rule"]), **rest)
+        entrant = Entrant(build(own["rule"]), **rest)
         policies[own["name"]] = judge(run(setting, entrant, unit.rounds, unit.seed), oracle)
     return {"key": unit.key, "scenario": unit.scenario["name"], "seed": unit.seed, "policies": policies}
 

@@ -132,7 +132,7 @@ def judge(course: Course, oracle: Oracle) -> dict[str, Any]:
         "curve": {
             "rounds": points.tolist(),
             "regret": (course.seconds[points] - fixed[points]).tolist(),
-            "share": (np.diff(fixed[np.append(0, points)]) / np.diff(course.seconds[np.append(0, points)])).tolist(),
+            "share": (fixed[points] / course.seconds[points]).tolist(),
         },
     }
 

@@ -23,7 +23,8 @@ def counts(edge):
 
 @pytest.mark.parametrize("plan", SPACE, ids=str)
 def test_rounds_of_a_fixed_plan_take_what_the_table_says(plan):
-    made = world([Regime(300, GOOD), Regime(200, GOOD, slower={"d": 3.0})], 0)
+    silent = Regime(100, GOOD, silent=frozenset({"d"}))
+    made = world([Regime(300, GOOD), silent, Regime(200, GOOD, slower={"d": 3.0})], 0)
     positions, total = FixedPlans(made, SPACE).marks(SPACE.arm(plan))
     replay, at, spent = Replay(made, SPACE), [0], [0.0]
     while not replay.over:
@@ -83,6 +84,7 @@ def test_an_outcome_holds_the_counts_of_its_verifications():
     assert [(one.model, one.query_len) for one in first.passes] == [("d", 1)] * 4 + [("t", 5)]
     assert first.catch_up_seconds == pytest.approx(SPEEDS["d"].seconds(3, 0))
     second = replay.round(own[1])  # three offered, all accepted
+    assert [(one.model, one.query_len) for one in second.passes] == [("d", 1)] * 3 + [("t", 4)]
     assert (second.tokens, second.edges[0].drafted, second.catch_up_seconds) == (4, (1, 1, 1, 0), 0.0)
     assert counts(second.edges[0]) == {"reached": (1, 1, 1, 1), "offered": (1, 1, 1, 0), "accepted": (1, 1, 1, 0)}
     third = replay.round(own[1])  # three to go: two are asked for, one accepted
