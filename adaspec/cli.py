@@ -389,7 +389,7 @@ def _train_drafter(arguments: argparse.Namespace) -> int:
     from adaspec.decoding.device import check_device, use_threads
     from adaspec.decoding.store import resolve
     from adaspec.terminal import progress
-    from adaspec.training.corpus import Recipe
+    from adaspec.training.collect import Recipe
     from adaspec.training.distil import Distillation, distil
     from adaspec.training.prompts import DEFAULT
     from adaspec.training.trainer import Schedule

@@ -17,7 +17,7 @@ from adaspec.decoding.feature_load import save_feature_drafter
 from adaspec.decoding.feature_net import FeatureNet
 from adaspec.decoding.model import Model, load_module, load_tokenizer, stop_token_ids
 from adaspec.training.card import card
-from adaspec.training.corpus import Collector, Dialogue, Recipe, Text, read_shard, write_shard
+from adaspec.training.collect import Collector, Dialogue, Recipe, Text, read_shard, write_shard
 from adaspec.training.prompts import DEFAULT, Kind, PromptSource, read_prompts
 from adaspec.training.start import Ridge, frequent_tokens, guess, like_the_last_layer, shape_of
 from adaspec.training.trainer import Schedule, Trainer
