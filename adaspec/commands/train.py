@@ -32,6 +32,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--text", action="append", type=Path, default=[], metavar="FILE", help="repeatable: given text")
     parser.add_argument("--tokens", type=int, default=400_000, help="of its own output (default: %(default)s)")
     parser.add_argument("--vocabulary", type=int, default=12_288, help="tokens it can draft (default: %(default)s)")
+    parser.add_argument("--begin", type=Path, metavar="DIR", help="an earlier drafter of the target to go on from")
     parser.add_argument("--epochs", type=int, default=2, help="at most (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=63, help="texts collected side by side (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, ... (default: %(default)s)")
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     from adaspec.decoding.device import check_device, use_threads
     from adaspec.decoding.store import resolve
     from adaspec.terminal import progress
-    from adaspec.training.corpus import Recipe
+    from adaspec.training.collect import Recipe
     from adaspec.training.distil import Distillation, distil
     from adaspec.training.prompts import DEFAULT
     from adaspec.training.trainer import Schedule
@@ -65,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             texts=tuple(arguments.text),
             tokens=arguments.tokens,
             vocabulary=arguments.vocabulary,
+            begin=arguments.begin,
             device=arguments.device,
             recipe=Recipe(seed=arguments.seed, rows=arguments.rows),
             schedule=Schedule(seed=arguments.seed, epochs=arguments.epochs),

@@ -79,7 +79,7 @@ def feature_folder(source: str, target: str) -> Path:
     """
     if source != HEAD:
         return Path(source)
-    if not (HEADS / target / "config.json").is_file():
+    if Path(target).name != target or not (HEADS / target / "config.json").is_file():
         raise ValueError(f"no drafter comes with the project for {target}; adaspec train-drafter makes one")
     return HEADS / target
 

@@ -36,14 +36,22 @@ tokens at a position whose predecessors were all accepted, the share that is the
 ## How it was made
 
 `adaspec train-drafter`: {result["tokens"]:,} tokens of text, the target's own greedy output (to templates, and to
-user's turns that it made up itself{", and given text" if settings["texts"] else ""}). It began in closed form: a ridge
-regression from [embedding, last state] to the input of the target's last layer, and then that layer. {result["steps"]}
-steps of AdamW on the cross-entropy from the target's laws, the last ones on drafts of several tokens.
+user's turns that it made up itself{", and given text" if settings["texts"] else ""}). {_begun(settings)}
+{result["steps"]} steps of AdamW on the cross-entropy from the target's laws, the last ones on drafts of several tokens.
 
 ```json
 {json.dumps(settings, indent=2)}
 ```
 """
+
+
+def _begun(settings: Mapping[str, Any]) -> str:
+    if settings["begin"]:
+        return f"It went on from an earlier drafter, `{settings['begin']}`."
+    if settings["begin_tokens"] < 1:
+        return "It began at random."
+    return """It began in closed form: a ridge
+regression from [embedding, last state] to the input of the target's last layer, and then that layer."""
 
 
 def _lines(rows: Sequence[tuple[str, Sequence[float]]]) -> str:

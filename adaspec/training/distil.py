@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from adaspec.decoding.cache import TokenBuffer
-from adaspec.decoding.feature_load import save_feature_drafter
-from adaspec.decoding.feature_net import FeatureNet
+from adaspec.decoding.feature_load import read_feature_drafter, save_feature_drafter
+from adaspec.decoding.feature_net import FeatureNet, FeatureShape
 from adaspec.decoding.model import Model, load_module, load_tokenizer, stop_token_ids
 from adaspec.training.card import card
-from adaspec.training.corpus import Collector, Dialogue, Recipe, Text, read_shard, write_shard
+from adaspec.training.collect import Collector, Dialogue, Recipe, Text, read_shard, write_shard
 from adaspec.training.prompts import DEFAULT, Kind, PromptSource, read_prompts
 from adaspec.training.start import Ridge, frequent_tokens, guess, like_the_last_layer, shape_of
 from adaspec.training.trainer import Schedule, Trainer
@@ -38,6 +38,7 @@ class Distillation:
         texts: files of given text to learn from as well.
         tokens: of the target's own output to collect, prompts included.
         vocabulary: tokens that the drafter can draft.
+        begin: a drafter of the same target to go on from; else it begins in closed form.
         begin_tokens: tokens for the closed-form beginning; 0: it begins at random.
         answer_tokens: longest held-out answer.
         device: where target and drafter compute.
@@ -53,6 +54,7 @@ class Distillation:
     texts: tuple[Path, ...] = ()
     tokens: int = 400_000
     vocabulary: int = 12_288
+    begin: Path | None = None
     begin_tokens: int = 12_000
     answer_tokens: int = 128
     device: str = "cpu"
@@ -131,6 +133,7 @@ def _settings(job: Distillation) -> dict[str, Any]:
         "texts": [path.name for path in job.texts],
         "tokens": job.tokens,
         "vocabulary": job.vocabulary,
+        "begin": job.begin.name if job.begin else None,
         "begin_tokens": job.begin_tokens,
         "answer_tokens": job.answer_tokens,
         "recipe": asdict(job.recipe),
@@ -193,12 +196,13 @@ def _begin(
 ) -> tuple[FeatureNet, Tensor, Tensor]:
     """The network to begin with, the reduced vocabulary [D] and its rows of the target's head [D, size]."""
     path, module = job.work / "begin.safetensors", model.module
-    net = FeatureNet(shape_of(module.config.get_text_config()))
+    shape = shape_of(module.config.get_text_config())
+    net = FeatureNet(shape) if job.begin is None else _like(read_feature_drafter(job.begin).net, shape, job.begin)
     if not path.exists():
         token_map = frequent_tokens([text.tokens for text in texts], job.vocabulary, model.vocab_size, stops)
         plain = _load(job, "stock")
         rows = plain.get_output_embeddings().weight[token_map.to(job.device)]
-        if job.begin_tokens > 0:
+        if job.begin is None and job.begin_tokens > 0:
             tell("begin with the target's last layer", None)
             like_the_last_layer(net, Model(job.target, plain).layers[-1], getattr(plain.base_model, "norm", None))
             guess(net, _regression(job, model, texts))
@@ -208,6 +212,13 @@ def _begin(
     token_map, rows = stored.pop("token_map"), stored.pop("rows")
     net.load_state_dict({name.removeprefix("net."): value for name, value in stored.items()})
     return net.to(job.device), token_map, rows
+
+
+def _like(net: FeatureNet, shape: FeatureShape, folder: Path) -> FeatureNet:
+    wanted = {name: each.shape for name, each in FeatureNet(shape).named_parameters()}
+    if {name: each.shape for name, each in net.named_parameters()} != wanted:
+        raise ValueError(f"{folder} is no drafter of this layout for the target, so nothing can go on from it")
+    return net.requires_grad_(True)
 
 
 def _regression(job: Distillation, model: Model, texts: list[Text]) -> Ridge:

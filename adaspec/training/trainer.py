@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adaspec.decoding.feature import Layer
 from adaspec.decoding.feature_net import FeatureNet
-from adaspec.training.corpus import Text
+from adaspec.training.collect import Text
 from adaspec.training.unroll import Head, acceptance, accepted_length, curve, loss
 
 Tell = Callable[[str, float | None], None]

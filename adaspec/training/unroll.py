@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from adaspec.decoding.feature import Layer
 from adaspec.decoding.feature_net import FeatureNet
-from adaspec.training.corpus import Text
+from adaspec.training.collect import Text
 
 
 class _Attend:

@@ -16,7 +16,7 @@ from adaspec.decoding.model import Model, load_module
 from adaspec.decoding.sampling import GREEDY
 from adaspec.plan import Plan
 from adaspec.training import distil as whole
-from adaspec.training.corpus import Recipe
+from adaspec.training.collect import Recipe
 from adaspec.training.distil import Distillation, distil
 from adaspec.training.trainer import Schedule, Trainer
 
@@ -156,7 +156,7 @@ def test_given_text_is_learned_from_too(job, tmp_path):
 
 def test_another_job_does_not_go_on_from_these_files(job):
     distil(dataclasses.replace(job, schedule=dataclasses.replace(job.schedule, epochs=1)), quiet)
-    with pytest.raises(ValueError, match=r"holds another distillation, see job.json"):
+    with pytest.raises(ValueError, match=r"holds another distillation \(job\.json tells which\)"):
         distil(job, quiet)
 
 

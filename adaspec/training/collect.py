@@ -185,7 +185,7 @@ class Collector:
     def _text(self, sequence: TokenBuffer, at: int, row: _Row) -> Text:
         length = int(sequence.lengths[at])
         features = self._model.features(self.layers, torch.zeros_like(sequence.lengths), length)[at]
-        return Text(sequence.tokens[at, :length].cpu(), features.half().cpu(), torch.tensor(row.learn))
+        return Text(sequence.tokens[at, :length].clone().cpu(), features.half().cpu(), torch.tensor(row.learn))
 
     def read(self, tokens: Sequence[int]) -> Iterator[Text]:
         """Given text in pieces of the recipe's length, on which every token is to be learned."""
