@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from adaspec.controller import Controller, Row
     from adaspec.costs import CostModel
     from adaspec.estimators import CostPriors
+    from adaspec.forecaster import Forecaster
     from adaspec.outcome import Decision, EdgeOutcome, Pass, RoundOutcome
     from adaspec.plan import Context, Plan, PlanSpace
     from adaspec.policy import EpsilonGreedy, Fixed, Policy, ThompsonSampling
-    from adaspec.theory import Forecast, Forecaster, accepted_length, forecast
+    from adaspec.theory import Forecast, Insertion, accepted_length, accepted_variance, forecast, insertion_gain
 
 __all__ = [
     "Context",
@@ -26,6 +27,7 @@ __all__ = [
     "Fixed",
     "Forecast",
     "Forecaster",
+    "Insertion",
     "Pass",
     "Plan",
     "PlanSpace",
@@ -34,16 +36,26 @@ __all__ = [
     "Row",
     "ThompsonSampling",
     "accepted_length",
+    "accepted_variance",
     "forecast",
+    "insertion_gain",
 ]
 _HOMES = {
     "adaspec.controller": ("Controller", "Row"),
     "adaspec.costs": ("CostModel",),
     "adaspec.estimators": ("CostPriors",),
+    "adaspec.forecaster": ("Forecaster",),
     "adaspec.outcome": ("Decision", "EdgeOutcome", "Pass", "RoundOutcome"),
     "adaspec.plan": ("Context", "Plan", "PlanSpace"),
     "adaspec.policy": ("EpsilonGreedy", "Fixed", "Policy", "ThompsonSampling"),
-    "adaspec.theory": ("Forecast", "Forecaster", "accepted_length", "forecast"),
+    "adaspec.theory": (
+        "Forecast",
+        "Insertion",
+        "accepted_length",
+        "accepted_variance",
+        "forecast",
+        "insertion_gain",
+    ),
 }
 
 

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from adaspec.estimators import Acceptance, CostPriors, Passes, Rounds
+from adaspec.forecaster import Forecaster
 from adaspec.outcome import Decision, Pass, RoundOutcome
 from adaspec.plan import Context, PlanSpace
-from adaspec.theory import Edge, Floats, Forecaster
+from adaspec.theory import Edge, Floats
 
 
 class CostModel:
