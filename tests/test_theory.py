@@ -182,7 +182,7 @@ def test_drafts_of_varying_length_agree_with_simulation(text, at_once, cut):
     hazards = table | {last: [table[last][min(k, len(table[last]) - 1)] * chance for k, chance in enumerate(there)]}
 
     def seconds(model, query_len):
-        return {"t": 1.0, "m": 0.4, "n": 0.2, "d": 0.05}[model] * (1.0 + 0.1 * query_len + 0.02 * query_len**2)
+        return {"t": 1.0, "m": 0.4, "n": 0.2, "d": 0.05}[model] * (1.0 + 0.4 * query_len**2)
 
     rounds = []
     for _ in range(3000):
