@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from adaspec.controller import Controller, Row
     from adaspec.costs import CostModel
-    from adaspec.estimators import CostPriors
+    from adaspec.explanation import EdgePart, Explanation, PassPart
     from adaspec.forecaster import Forecaster
     from adaspec.outcome import Decision, EdgeOutcome, Pass, RoundOutcome
-    from adaspec.plan import Context, Plan, PlanSpace
+    from adaspec.plan import Context, Override, Plan, PlanSpace
     from adaspec.policy import EpsilonGreedy, Fixed, Policy, ThompsonSampling
+    from adaspec.priors import CostPriors
     from adaspec.theory import Forecast, Insertion, accepted_length, accepted_variance, forecast, insertion_gain
 
 __all__ = [
@@ -23,12 +24,16 @@ __all__ = [
     "CostPriors",
     "Decision",
     "EdgeOutcome",
+    "EdgePart",
     "EpsilonGreedy",
+    "Explanation",
     "Fixed",
     "Forecast",
     "Forecaster",
     "Insertion",
+    "Override",
     "Pass",
+    "PassPart",
     "Plan",
     "PlanSpace",
     "Policy",
@@ -43,11 +48,12 @@ __all__ = [
 _HOMES = {
     "adaspec.controller": ("Controller", "Row"),
     "adaspec.costs": ("CostModel",),
-    "adaspec.estimators": ("CostPriors",),
+    "adaspec.explanation": ("EdgePart", "Explanation", "PassPart"),
     "adaspec.forecaster": ("Forecaster",),
     "adaspec.outcome": ("Decision", "EdgeOutcome", "Pass", "RoundOutcome"),
-    "adaspec.plan": ("Context", "Plan", "PlanSpace"),
+    "adaspec.plan": ("Context", "Override", "Plan", "PlanSpace"),
     "adaspec.policy": ("EpsilonGreedy", "Fixed", "Policy", "ThompsonSampling"),
+    "adaspec.priors": ("CostPriors",),
     "adaspec.theory": (
         "Forecast",
         "Insertion",

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from adaspec.costs import CostModel
+from adaspec.explanation import EdgePart, Explanation, PassPart
+from adaspec.merging import added
 from adaspec.outcome import Decision, Pass, RoundOutcome
-from adaspec.plan import Context, Plan, PlanSpace
+from adaspec.plan import Context, Override, Plan, PlanSpace
 from adaspec.policy import Policy, ThompsonSampling
+from adaspec.theory import Floats
 
-_FORMAT, _VERSION = "adaspec.controller", 1
-_TRUSTED_ROUNDS = 32  # a plan played this often is doubted half as easily: a few bad rounds are chance
+_FORMAT, _VERSION = "adaspec.controller", 2
+_TRUSTED_ROUNDS = 32.0  # after this many rounds of a plan a few bad ones are half taken for chance
+_PATIENT_ROUNDS = 12.0  # a plan's recent rounds that earn it another hold's length
+_MEASURED_ROUNDS = 8.0  # recent rounds from which a hold is judged by what its plan has shown, not by the forecast
 _OPEN_TICKETS = 4096  # older unanswered tickets are given up: their requests were aborted
+_CONTEXTS = 256  # contexts whose plan is held; that of the one unused for longest is given up
+
+_Key = tuple[int, str, Override | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +45,33 @@ class _Hold:
 
     arm: int
     propensity: float
-    floor: float  # tokens per second below which it ends early
     left: int  # rounds still to hand out
+    floor: float = 0.0  # tokens per second below which it ends early ...
+    chance: float = 0.0  # ... less this share of them after the first round, shrinking with their root
+    pulled: bool = True  # by the policy, which wants to hear of it; not by a request
     open: int = 0  # tickets handed out and not back yet
     rounds: list[RoundOutcome] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0  # catch-up aside
 
     def add(self, outcome: RoundOutcome) -> None:
         self.open -= 1
         self.rounds.append(outcome)
+        self.tokens += outcome.tokens
+        self.seconds += max(outcome.seconds - outcome.catch_up_seconds, 0.0)
 
     def collapsed(self) -> bool:
         """Whether the rate, catch-up aside, is below the floor."""
-        seconds = sum(max(outcome.seconds - outcome.catch_up_seconds, 0.0) for outcome in self.rounds)
-        return sum(outcome.tokens for outcome in self.rounds) < self.floor * seconds
+        return self.tokens < self.floor * (1.0 - self.chance / math.sqrt(len(self.rounds))) * self.seconds
 
 
 class Controller:
     """Chooses a plan before every round of decoding and learns from the rounds' outcomes.
 
-    A chosen plan is held for a few rounds of its context (batch size and tag), since a switch costs catch-up and a
-    ranking costs time; a hold is one pull of the policy. It ends early when its measured rate collapses against the
-    forecast. Outcomes may come back late, in any order, or never. All methods may be called from several threads.
+    A chosen plan is held for a few rounds of its context (bucket of batch sizes and tag), since a switch costs catch-up
+    and a ranking costs time; a hold is one pull of the policy, and longer for a plan that was played much of late. It
+    ends early when its measured rate collapses against what was expected. Outcomes may come back late, in any order,
+    or never. A request may override the policy. All methods may be called from several threads.
 
     Example:
         >>> space = PlanSpace.grid("target", ["draft"], [2, 4])
@@ -69,12 +84,13 @@ class Controller:
         policy: how to pick; Thompson sampling by default.
         costs: what is already believed, over the same space; nothing by default.
         hold: rounds per pull.
-        collapse: a hold of a new plan ends early below this share of the forecast rate (of a plan that was played
-            often: below less of it); 0 never ends one early.
+        collapse: a hold ends early below this share of the expected rate (of a plan that was played often: below less
+            of it in the first rounds, which may be chance); 0 never ends one early.
+        patience: how many times longer a plan is held that was played much of late; 1 holds all alike.
         seed: of the policy's draws.
 
     Raises:
-        ValueError: hold below 1, collapse outside [0, 1), or costs over another space.
+        ValueError: hold or patience below 1, collapse outside [0, 1), or costs over another space.
     """
 
     def __init__(
@@ -84,10 +100,13 @@ class Controller:
         costs: CostModel | None = None,
         hold: int = 4,
         collapse: float = 0.7,
+        patience: int = 4,
         seed: int = 0,
     ) -> None:
         if hold < 1:
             raise ValueError(f"a plan is held for at least 1 round, got {hold}")
+        if patience < 1:
+            raise ValueError(f"patience is at least 1, got {patience}")
         if not 0.0 <= collapse < 1.0:
             raise ValueError(f"collapse lies in [0, 1), got {collapse}")
         if costs is not None and tuple(costs.space) != tuple(space):
@@ -95,10 +114,10 @@ class Controller:
         self.space = space
         self._policy = policy or ThompsonSampling()
         self._costs = costs or CostModel(space)
-        self._hold, self._collapse = hold, collapse
+        self._hold, self._collapse, self._patience = hold, collapse, patience
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
-        self._holds: dict[tuple[int, str], _Hold] = {}
+        self._holds: dict[_Key, _Hold] = {}
         self._open: dict[int, tuple[Decision, _Hold]] = {}
         self._next_id = 0
         self._context = Context()
@@ -115,14 +134,22 @@ class Controller:
         with self._lock:
             self._costs.profile(passes)
 
-    def choose(self, context: Context) -> Decision:
-        """The plan of the next round, as a ticket to hand back to ``observe``."""
+    def choose(self, context: Context, override: Override | None = None) -> Decision:
+        """The plan of the next round, as a ticket to hand back to ``observe``.
+
+        ``override``: what the request demands; the policy chooses among the plans that it leaves, and hears nothing of
+        a pinned one.
+
+        Raises:
+            ValueError: a pinned plan that the space does not hold.
+        """
         with self._lock:
             self._context = context
-            key = (context.batch_size, context.tag)
+            key = (context.bucket, context.tag, override)
             hold = self._holds.get(key)
             if hold is None or hold.left == 0:
-                hold = self._holds[key] = self._pull(context)
+                hold = self._pull(context, override)
+                self._keep(key, hold)
             hold.left -= 1
             hold.open += 1
             decision = Decision(self.space[hold.arm], context, hold.propensity, self._next_id)
@@ -160,6 +187,15 @@ class Controller:
             total = max(int(self._rounds.sum()), 1)
             return [self._row(int(arm), float(forecast[arm]), total) for arm in np.argsort(-forecast, kind="stable")]
 
+    def explain(self, decision: Decision) -> Explanation:
+        """What is believed now about the plan of a decision, part by part, and about the best other plan.
+
+        Raises:
+            ValueError: a plan that the space does not hold.
+        """
+        with self._lock:
+            return self._explain(decision)
+
     def state_dict(self) -> dict[str, Any]:
         """What was learned, as a versioned JSON-able dict; open tickets and holds are not kept."""
         with self._lock:
@@ -194,11 +230,94 @@ class Controller:
             self._rounds = np.array([row[0] for row in sums], dtype=np.int64)
             self._tokens, self._seconds = np.array([row[1:] for row in sums], dtype=np.float64).T
 
-    def _pull(self, context: Context) -> _Hold:
+    @staticmethod
+    def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """One state from those of several replicas of one target: their evidence adds up, each as recent as the other.
+
+        Counts and totals are those of one stream of all rounds; so is what is discounted, but for the order. Of the
+        policy's own state and of the random numbers the first replica's are kept.
+
+        Raises:
+            ValueError: no state, or one that ``load_state_dict`` refuses next to the first.
+        """
+        if not states:
+            raise ValueError("there is no state to merge")
+        for state in states:
+            _check(state, states[0].get("target"))
+        totals = added([state["totals"] for state in states])
+        return {**states[0], "totals": totals, "costs": CostModel.merge([state["costs"] for state in states])}
+
+    def _pull(self, context: Context, override: Override | None) -> _Hold:
+        if override is not None and override.plan is not None:
+            if override.plan not in self.space:
+                raise ValueError(f"the space does not hold the pinned plan {override.plan}")
+            return _Hold(self.space.arm(override.plan), 1.0, self._hold, pulled=False)
         law = self._policy.probabilities(self._costs, context, self._rng)
-        arm = int(self._rng.choice(len(law), p=law))
-        doubt = self._collapse / (1.0 + self._rounds[arm] / _TRUSTED_ROUNDS)
-        return _Hold(arm, float(law[arm]), float(doubt * self._costs.rates(context)[arm]), self._hold)
+        if override is not None:
+            law = self._restricted(law, override, context)
+        steps = np.cumsum(law)
+        arm = int(np.searchsorted(steps, self._rng.random() * steps[-1], side="right"))
+        rate, recent = self._costs.measured(self.space[arm], context)
+        if recent < _MEASURED_ROUNDS and self._collapse:
+            rate = float(self._costs.rates(context)[arm])
+        length = self._hold * min(self._patience, 1 + int(recent / _PATIENT_ROUNDS))
+        trust = float(self._rounds[arm] / (self._rounds[arm] + _TRUSTED_ROUNDS))
+        return _Hold(arm, float(law[arm]), length, self._collapse * rate, trust)
+
+    def _restricted(self, law: Floats, override: Override, context: Context) -> Floats:
+        """The law over the plans that a request allows; the best of them by forecast where the law has none."""
+        allowed = np.array([override.allows(plan) for plan in self.space])
+        left: Floats = np.where(allowed, law, 0.0)
+        if not left.any():
+            left[np.where(allowed, self._costs.rates(context), -1.0).argmax()] = 1.0
+        left /= left.sum()
+        return left
+
+    def _keep(self, key: _Key, hold: _Hold) -> None:
+        self._holds.pop(key, None)
+        self._holds[key] = hold
+        if len(self._holds) > _CONTEXTS:
+            oldest = self._holds.pop(next(iter(self._holds)))
+            oldest.left = 0
+            self._settle(oldest)
+
+    def _explain(self, decision: Decision) -> Explanation:
+        plan, context, costs = decision.plan, decision.context, self._costs
+        if plan not in self.space:
+            raise ValueError(f"the space does not hold plan {plan}")
+        rates, arm = costs.rates(context), self.space.arm(plan)
+        found, overhead, factor = costs.parts(plan, context)
+        edges = tuple(
+            EdgePart(
+                verifier,
+                drafter,
+                tuple(costs.acceptance(verifier, drafter, context.tag)[:window].tolist()),
+                tuple(costs.drafted(verifier, drafter, context.tag)[:window].tolist()),
+            )
+            for verifier, drafter, window in plan.edges()
+        )
+        passes = tuple(
+            PassPart(
+                name,
+                found.passes_of(name),
+                sum(n * costs.seconds(name, q, context) for (model, q), n in found.passes.items() if model == name),
+            )
+            for name in plan.models
+        )
+        others = np.delete(np.arange(len(rates)), arm)
+        other = int(others[rates[others].argmax()]) if others.size else None
+        rate, recent = costs.measured(plan, context)
+        return Explanation(
+            decision,
+            float(rates[arm]),
+            found.tokens * context.batch_size,
+            edges,
+            passes,
+            overhead,
+            factor,
+            (rate, recent) if recent else None,
+            None if other is None else (self.space[other], float(rates[other])),
+        )
 
     def _give_up(self, ticket: int) -> None:
         _, hold = self._open.pop(ticket)
@@ -207,7 +326,7 @@ class Controller:
 
     def _settle(self, hold: _Hold) -> None:
         """Reports a hold to the policy once all its rounds are handed out and back."""
-        if hold.rounds and not (hold.left or hold.open):
+        if hold.pulled and hold.rounds and not (hold.left or hold.open):
             self._policy.observe(hold.arm, hold.propensity, hold.rounds)
 
     def _row(self, arm: int, forecast: float, total: int) -> Row:
@@ -216,10 +335,13 @@ class Controller:
         return Row(self.space[arm], rounds, rounds / total, forecast, measured)
 
 
-def _check(state: Mapping[str, Any], target: str) -> None:
+def _check(state: Mapping[str, Any], target: object) -> None:
+    version = state.get("version")
     if state.get("format") != _FORMAT:
         raise ValueError(f"a controller's state has format {_FORMAT!r}, got {state.get('format')!r}")
-    if state.get("version") != _VERSION:
-        raise ValueError(f"this adaspec reads version {_VERSION} of a controller's state, got {state.get('version')!r}")
+    if version != _VERSION:
+        newer = isinstance(version, int) and version > _VERSION
+        hint = "; a newer adaspec wrote it" if newer else ""
+        raise ValueError(f"this adaspec reads version {_VERSION} of a controller's state, got {version!r}{hint}")
     if state.get("target") != target:
-        raise ValueError(f"the state is of target {state.get('target')!r}, the space is of {target!r}")
+        raise ValueError(f"the state is of target {state.get('target')!r}, not of {target!r}")

@@ -119,6 +119,30 @@ class Context:
         return power + (power >> 1 if power > 1 and self.batch_size >= power + (power >> 1) else 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What one request demands of its plans: one plan, no chain longer than ``max_depth`` models, no speculation.
+
+    Raises:
+        ValueError: a depth below 1, or a pinned plan that the rest forbids.
+    """
+
+    plan: Plan | None = None
+    max_depth: int | None = None
+    speculation: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_depth is not None and self.max_depth < 1:
+            raise ValueError(f"a chain has at least 1 model, got max_depth {self.max_depth}")
+        if self.plan is not None and not self.allows(self.plan):
+            raise ValueError(f"plan {self.plan} is pinned and forbidden at once: {self!r}")
+
+    def allows(self, plan: Plan) -> bool:
+        """Whether a round may be played with ``plan``."""
+        longest = (self.max_depth or plan.depth) if self.speculation else 1
+        return plan.depth <= longest and self.plan in (None, plan)
+
+
 class PlanSpace(Sequence[Plan]):
     """The plans to choose from, without repeats; plain decoding of the target is always the first.
 

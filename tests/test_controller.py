@@ -251,7 +251,7 @@ def test_a_state_fits_another_space_of_the_same_target():
     assert known[0] == pytest.approx(first.costs.acceptance("t", "d")[0], abs=0.02)
 
 
-@pytest.mark.parametrize("wrong", [{"format": "other"}, {"version": 2}, {"target": "x"}])
+@pytest.mark.parametrize("wrong", [{"format": "other"}, {"version": 3}, {"target": "x"}])
 def test_a_foreign_or_newer_state_is_refused(wrong):
     controller, _ = scripted()
     with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):

@@ -1,0 +1,294 @@
+"""How often drafted tokens are accepted, and how long drafts are: per edge, position and tag."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaincinv
+
+from adaspec.outcome import EdgeOutcome
+from adaspec.plan import PlanSpace
+from adaspec.priors import CostPriors
+from adaspec.theory import Edge, Floats
+
+_TAGS = 64  # tags kept apart; the one unused for longest is given up, what it taught all stays
+_SURE = 20.0  # verifications before an edge can be surprised
+
+
+class Acceptance:
+    """Discounted counts per edge and position, right-censored through ``reached``; kept per tag.
+
+    The hazard of a position is a Beta, shrunk to one rate per edge and extrapolated geometrically. A tag's counts are
+    its own, plus those of all other tags scaled down so that they weigh at most ``tag_strength`` positions per edge: a
+    new tag starts from what the others have shown, and a tag on its own is left alone. Older counts fade twice: by
+    what replaces them (``keep``) and, slowly, by the rounds that pass (``idle_keep``).
+
+    Attributes:
+        rows: row of each edge.
+        sums: everything ever counted, without discount; [4, edges, positions] reached, accepted, asked, drafted.
+    """
+
+    def __init__(
+        self,
+        edges: Sequence[Edge],
+        positions: int,
+        priors: CostPriors,
+        known: Mapping[Edge, float],
+        space: PlanSpace,
+    ) -> None:
+        self._priors = priors
+        self.rows = {edge: row for row, edge in enumerate(edges)}
+        self._mean = np.array([known.get(edge, priors.acceptance) for edge in edges])  # [edges]
+        self._length = _lengths(edges, positions, space)  # [edges, positions]
+        self._varies = bool((self._length < 1.0).any())  # whether some draft was or may be shorter than asked for
+        self.sums = np.zeros((4, len(edges), positions), dtype=np.int64)
+        self._all = np.zeros((4, len(edges), positions))  # over all tags, discounted
+        self._tags: dict[str, _Counts] = {}
+        self._rest = False  # whether a tag was given up
+        self._clock = 0
+
+    def forget(self, rounds: int) -> None:
+        """Lets rounds pass."""
+        self._clock += rounds
+        self._all *= self._priors.idle_keep**rounds
+
+    def learn(self, tag: str, outcomes: Iterable[EdgeOutcome], rounds: int) -> list[int]:
+        """Adds the counts of some rounds; returns the rows of edges that changed, which are mostly forgotten first."""
+        alike: dict[int, list[EdgeOutcome]] = {}
+        for one in outcomes:
+            row = self.rows.get((one.verifier, one.drafter))
+            if row is not None and one.reached:
+                alike.setdefault(row, []).append(one)
+        own = self._own(tag) if alike else None
+        return [row for row, group in alike.items() if own and self._learn(own, row, group, rounds)]
+
+    def _learn(self, own: _Counts, row: int, group: list[EdgeOutcome], rounds: int) -> bool:
+        new = np.zeros(self._all.shape[::2])  # [4, positions]
+        for place, name in enumerate(("reached", "accepted", "asked", "drafted")):
+            counts = [sum(column) for column in zip_longest(*(getattr(one, name) for one in group), fillvalue=0)]
+            new[place, : len(counts)] = counts[: new.shape[1]]
+        self.sums[:, row] += new.astype(np.int64)
+        self._varies = self._varies or bool((new[3] < new[2]).any())
+        changed = self._surprised(own, row, new, rounds)
+        before = own.table[:, row].copy()
+        if changed:
+            own.doubts[row] += 1.0
+            keep = min(self._priors.acceptance_strength / max(float(before[0].sum()), 1e-9), 1.0)
+        else:
+            keep = self._priors.keep**rounds
+        own.table[:, row] = before * keep + new
+        self._all[:, row] += own.table[:, row] - before
+        return changed
+
+    def _surprised(self, own: _Counts, row: int, new: Floats, rounds: int) -> bool:
+        """Compares the recent rounds of an edge with its belief, once the belief rests on more than those."""
+        reached, accepted = own.table[:2, row]
+        if not reached.size or reached[0] < _SURE:
+            return False
+        weight = self._priors.position_strength
+        rate = accepted.sum() / reached.sum()
+        hazards = np.clip((weight * rate + accepted) / (weight + reached), 0.02, 0.98)
+        expected = new[0] * hazards
+        fade = 0.9**rounds
+        own.excess[row] = fade * own.excess[row] + float(new[1].sum() - expected.sum())
+        own.variance[row] = fade * own.variance[row] + float(expected @ (1.0 - hazards))
+        changed = abs(own.excess[row]) > self._priors.surprise * math.sqrt(own.variance[row] + 0.25)
+        if changed:
+            own.excess[row] = own.variance[row] = 0.0
+        return bool(changed)
+
+    def _own(self, tag: str) -> _Counts:
+        """The counts of a tag, up to date; it becomes the latest used."""
+        own = self._tags.pop(tag, None) or _Counts(self._all.shape[1:], self._clock)
+        self._tags[tag] = own
+        self._age(own)
+        if len(self._tags) > _TAGS:
+            self._tags.pop(next(iter(self._tags)))
+            self._rest = True
+        return own
+
+    def _age(self, own: _Counts) -> None:
+        if own.clock < self._clock:
+            own.table *= self._priors.idle_keep ** (self._clock - own.clock)
+            own.clock = self._clock
+
+    def _pooled(self, tag: str) -> Floats:
+        """Counts that speak about a tag; [4, edges, positions]."""
+        own = self._tags.get(tag)
+        if own is not None:
+            self._age(own)
+            if len(self._tags) == 1 and not self._rest:
+                return own.table
+        strength = self._priors.tag_strength
+        others: Floats = self._all if own is None else np.maximum(self._all - own.table, 0.0)
+        weight = strength / (strength + others[0].sum(axis=-1))  # [edges]
+        heard: Floats = others * (weight if own is None else weight * (own.doubts == 0.0))[:, None]
+        if own is not None:
+            heard += own.table
+        return heard
+
+    def _rate(self, counts: Floats) -> tuple[Floats, Floats]:
+        """Beta parameters of the one rate of each edge; [edges] each."""
+        weight = self._priors.acceptance_strength
+        reached, accepted = counts[:2].sum(axis=-1)
+        return weight * self._mean + accepted, weight * (1.0 - self._mean) + reached - accepted
+
+    def _positions(self, counts: Floats, rate: Floats) -> tuple[Floats, Floats]:
+        """Beta parameters per position, given rates [..., edges]; [..., edges, positions] each."""
+        weight, (reached, accepted) = self._priors.position_strength, counts[:2]
+        unknown = np.cumsum(weight / (weight + reached), axis=-1)
+        rate = np.clip(rate[..., None] * self._priors.caution**unknown, 0.001, 0.999)
+        return weight * rate + accepted, weight * (1.0 - rate) + (reached - accepted)
+
+    def mean(self, tag: str) -> Floats:
+        """Believed hazards; [edges, positions]."""
+        counts = self._pooled(tag)
+        yes, no = self._rate(counts)
+        above, below = self._positions(counts, yes / (yes + no))
+        hazards: Floats = above / (above + below)
+        return hazards
+
+    def sample(self, tag: str, rng: np.random.Generator, draws: int, sharpness: float) -> Floats:
+        """Draws from the posterior with its counts multiplied by ``sharpness``; [draws, edges, positions]."""
+        counts = self._pooled(tag)
+        yes, no = self._rate(counts)
+        rate = rng.beta(sharpness * yes, sharpness * no, size=(draws, len(yes)))
+        above, below = self._positions(counts, rate)
+        return rng.beta(sharpness * above, sharpness * below)
+
+    def upper(self, tag: str, delta: float) -> Floats:
+        """The 1 - delta quantile of each edge's rate, carried to its positions; [edges, positions]."""
+        counts = self._pooled(tag)
+        yes, no = self._rate(counts)
+        above, below = self._positions(counts, betaincinv(yes, no, 1.0 - delta))
+        hazards: Floats = np.maximum(above / (above + below), self.mean(tag))
+        return hazards
+
+    def drafted(self, tag: str) -> Floats | None:
+        """Chance that a draft holds each position, where asked for; [edges, positions]; None: drafts are full.
+
+        Shrunk per edge to one factor on what is believed beforehand.
+        """
+        if not self._varies:
+            return None
+        strength, (asked, drafted) = self._priors.drafted_strength, self._pooled(tag)[2:]
+        factor = (strength + drafted.sum(axis=-1)) / (strength + (asked * self._length).sum(axis=-1))
+        believed = self._length * np.minimum(factor, 1.0)[:, None]
+        return np.minimum.accumulate((strength * believed + drafted) / (strength + asked), axis=-1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts by name; all numbers add up over replicas."""
+        for own in self._tags.values():
+            self._age(own)
+        return {
+            "sums": self._named(self.sums),
+            "all": self._named(self._all),
+            "rest": int(self._rest),
+            "tags": {
+                tag: {
+                    "counts": self._named(own.table),
+                    "surprise": self._named(np.stack((own.excess, own.variance, own.doubts))),
+                }
+                for tag, own in self._tags.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._read(state["sums"], self.sums)
+        self._read(state["all"], self._all)
+        self._rest, self._tags, self._clock = bool(state["rest"]), {}, 0
+        for tag, kept in state["tags"].items():
+            own = self._tags[tag] = _Counts(self._all.shape[1:], 0)
+            self._read(kept["counts"], own.table)
+            surprise = np.stack((own.excess, own.variance, own.doubts))
+            self._read(kept["surprise"], surprise)
+            own.excess, own.variance, own.doubts = surprise
+        tables = (self._all, *(own.table for own in self._tags.values()))
+        short = any(bool((table[3] < table[2]).any()) for table in tables)
+        self._varies = short or bool((self._length < 1.0).any())
+
+    def _named(self, table: NDArray[Any]) -> dict[str, list[Any]]:
+        """``table`` [n, edges, ...] by the edges' names, without edges of zeros."""
+        return {"/".join(edge): table[:, row].tolist() for edge, row in self.rows.items() if table[:, row].any()}
+
+    def _read(self, named: Mapping[str, Any], table: NDArray[Any]) -> None:
+        """The inverse of ``_named``, into ``table``; longer or shorter windows are cut or padded with zeros."""
+        table[:] = 0
+        for edge, row in self.rows.items():
+            held = np.array(named.get("/".join(edge), np.zeros(table[:, row].shape)), dtype=table.dtype)
+            if held.ndim == 1:
+                table[:, row] = held
+            else:
+                table[:, row, : held.shape[1]] = held[:, : table.shape[2]]
+
+
+class _Counts:
+    """What one tag has shown. ``excess``: recent accepted tokens over the expected, ``variance``: of that.
+
+    ``doubts``: changes noticed so far, each of which ended what other tags had to say.
+    """
+
+    __slots__ = ("clock", "doubts", "excess", "table", "variance")
+
+    def __init__(self, shape: tuple[int, ...], clock: int) -> None:
+        self.table = np.zeros((4, *shape))  # reached, accepted, asked, drafted
+        self.excess, self.variance, self.doubts = np.zeros((3, shape[0]))
+        self.clock = clock
+
+
+def check_edge(edge: EdgeOutcome) -> None:
+    """Refuses counts that contradict themselves.
+
+    Raises:
+        ValueError: other numbers of positions reached and accepted or asked and drafted, or more of the latter.
+    """
+    for below, name, above, other in (
+        (edge.accepted, "accepted", edge.reached, "reached"),
+        (edge.drafted, "drafted", edge.asked, "asked"),
+    ):
+        if len(below) != len(above) or any(b > a or b < 0 for b, a in zip(below, above)):
+            raise ValueError(f"per position, {name} <= {other}; got {below} of {above}")
+
+
+def imputed(verifier: str, drafter: str, window: int, rows: int, accepted: int) -> EdgeOutcome:
+    """The counts behind a round of which only the number of accepted tokens is known.
+
+    Exact for one row. Of several rows the counts fall off geometrically, at the rate that explains the total.
+    """
+    accepted = min(max(accepted, 0), rows * window)
+    if rows == 1:
+        alive = [1] * (accepted + 1) + [0] * (window - accepted)
+    else:
+        rate = _geometric(accepted / rows, window)
+        alive = [round(rows * rate**position) for position in range(window + 1)]
+    reached, kept = tuple(alive[:-1]), tuple(alive[1:])
+    return EdgeOutcome(verifier, drafter, reached, reached, kept)
+
+
+def _geometric(mean: float, window: int) -> float:
+    """The constant hazard at which ``mean`` tokens of a window are accepted, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = 0.5 * (low + high)
+        if sum(middle**position for position in range(1, window + 1)) < mean:
+            low = middle
+        else:
+            high = middle
+    return high if mean else 0.0
+
+
+def _lengths(edges: Sequence[Edge], positions: int, space: PlanSpace) -> Floats:
+    """Chance that a draft holds each position, before anything is seen; [edges, positions]."""
+    stops = {}
+    for plan in space:
+        if plan.stop:
+            *_, (verifier, drafter, _) = plan.edges()
+            stops[verifier, drafter] = plan.stop
+    go_on = np.array([1.0 - stops.get(edge, 0.0) / 2.0 for edge in edges])
+    held: Floats = go_on.reshape(-1, 1) ** np.arange(positions)
+    return held
