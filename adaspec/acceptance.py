@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
+from operator import le
 from typing import Any
 
 import numpy as np
@@ -59,48 +59,49 @@ class Acceptance:
 
     def learn(self, tag: str, outcomes: Iterable[EdgeOutcome], rounds: int) -> list[int]:
         """Adds the counts of some rounds; returns the rows of edges that changed, which are mostly forgotten first."""
-        alike: dict[int, list[EdgeOutcome]] = {}
+        alike: dict[Edge, list[EdgeOutcome]] = {}
         for one in outcomes:
-            row = self.rows.get((one.verifier, one.drafter))
-            if row is not None and one.reached:
-                alike.setdefault(row, []).append(one)
-        own = self._own(tag) if alike else None
-        return [row for row, group in alike.items() if own and self._learn(own, row, group, rounds)]
+            alike.setdefault((one.verifier, one.drafter), []).append(one)
+        known = {self.rows[edge]: group for edge, group in alike.items() if edge in self.rows}
+        if not known:
+            return []
+        new = np.zeros((4, len(known), self._all.shape[2]))  # [4, known edges, positions]
+        for place, group in enumerate(known.values()):
+            for kind, counts in enumerate(_summed(group)):
+                new[kind, place, : len(counts)] = counts[: new.shape[2]]
+        return self._add(self._own(tag), np.array(list(known)), new, rounds)
 
-    def _learn(self, own: _Counts, row: int, group: list[EdgeOutcome], rounds: int) -> bool:
-        new = np.zeros(self._all.shape[::2])  # [4, positions]
-        for place, name in enumerate(("reached", "accepted", "asked", "drafted")):
-            counts = [sum(column) for column in zip_longest(*(getattr(one, name) for one in group), fillvalue=0)]
-            new[place, : len(counts)] = counts[: new.shape[1]]
-        self.sums[:, row] += new.astype(np.int64)
+    def _add(self, own: _Counts, rows: NDArray[np.intp], new: Floats, rounds: int) -> list[int]:
+        self.sums[:, rows] += new.astype(np.int64)
         self._varies = self._varies or bool((new[3] < new[2]).any())
-        changed = self._surprised(own, row, new, rounds)
-        before = own.table[:, row].copy()
-        if changed:
-            own.doubts[row] += 1.0
-            keep = min(self._priors.acceptance_strength / max(float(before[0].sum()), 1e-9), 1.0)
-        else:
-            keep = self._priors.keep**rounds
-        own.table[:, row] = before * keep + new
-        self._all[:, row] += own.table[:, row] - before
-        return changed
+        before = own.table[:, rows]
+        changed = self._surprised(own, rows, before, new, rounds)
+        keep = np.full(len(rows), self._priors.keep**rounds)
+        if changed.any():
+            own.doubts[rows] += changed
+            left = self._priors.acceptance_strength / np.maximum(before[0].sum(axis=-1), 1e-9)
+            keep = np.where(changed, np.minimum(left, 1.0), keep)
+        after = before * keep[:, None] + new
+        own.table[:, rows] = after
+        self._all[:, rows] += after - before
+        found: list[int] = rows[changed].tolist()
+        return found
 
-    def _surprised(self, own: _Counts, row: int, new: Floats, rounds: int) -> bool:
-        """Compares the recent rounds of an edge with its belief, once the belief rests on more than those."""
-        reached, accepted = own.table[:2, row]
-        if not reached.size or reached[0] < _SURE:
-            return False
-        weight = self._priors.position_strength
-        rate = accepted.sum() / reached.sum()
-        hazards = np.clip((weight * rate + accepted) / (weight + reached), 0.02, 0.98)
+    def _surprised(
+        self, own: _Counts, rows: NDArray[np.intp], before: Floats, new: Floats, rounds: int
+    ) -> NDArray[np.bool_]:
+        """Compares the recent rounds of edges with their beliefs, where these rest on more than those; [rows]."""
+        weight, (reached, accepted) = self._priors.position_strength, before[:2]
+        rate = accepted.sum(axis=-1) / np.maximum(reached.sum(axis=-1), 1e-9)
+        hazards = np.clip((weight * rate[:, None] + accepted) / (weight + reached), 0.02, 0.98)
         expected = new[0] * hazards
-        fade = 0.9**rounds
-        own.excess[row] = fade * own.excess[row] + float(new[1].sum() - expected.sum())
-        own.variance[row] = fade * own.variance[row] + float(expected @ (1.0 - hazards))
-        changed = abs(own.excess[row]) > self._priors.surprise * math.sqrt(own.variance[row] + 0.25)
-        if changed:
-            own.excess[row] = own.variance[row] = 0.0
-        return bool(changed)
+        sure, fade = reached[:, :1].sum(axis=-1) >= _SURE, 0.9**rounds
+        excess = fade * own.excess[rows] + (new[1] - expected).sum(axis=-1)
+        variance = fade * own.variance[rows] + (expected * (1.0 - hazards)).sum(axis=-1)
+        changed: NDArray[np.bool_] = sure & (np.abs(excess) > self._priors.surprise * np.sqrt(variance + 0.25))
+        own.excess[rows] = np.where(sure & ~changed, excess, 0.0)
+        own.variance[rows] = np.where(sure & ~changed, variance, 0.0)
+        return changed
 
     def _own(self, tag: str) -> _Counts:
         """The counts of a tag, up to date; it becomes the latest used."""
@@ -154,12 +155,19 @@ class Acceptance:
         return hazards
 
     def sample(self, tag: str, rng: np.random.Generator, draws: int, sharpness: float) -> Floats:
-        """Draws from the posterior with its counts multiplied by ``sharpness``; [draws, edges, positions]."""
+        """Draws from the posterior with its counts multiplied by ``sharpness``; [draws, edges, positions].
+
+        Rates are exact; positions, whose Betas rest on ``position_strength`` or more, are normal on the logit scale.
+        """
         counts = self._pooled(tag)
         yes, no = self._rate(counts)
         rate = rng.beta(sharpness * yes, sharpness * no, size=(draws, len(yes)))
         above, below = self._positions(counts, rate)
-        return rng.beta(sharpness * above, sharpness * below)
+        total = above + below
+        spread = np.sqrt(total * total / ((sharpness * total + 1.0) * above * below))
+        odds = above / below * np.exp(spread * rng.standard_normal(spread.shape))
+        hazards: Floats = odds / (1.0 + odds)
+        return hazards
 
     def upper(self, tag: str, delta: float) -> Floats:
         """The 1 - delta quantile of each edge's rate, carried to its positions; [edges, positions]."""
@@ -241,18 +249,31 @@ class _Counts:
         self.clock = clock
 
 
+def _summed(group: Sequence[EdgeOutcome]) -> Iterator[list[int]]:
+    """Counts per position over some rounds: reached, accepted, asked, drafted."""
+    for lists in (
+        [one.reached for one in group],
+        [one.accepted for one in group],
+        [one.asked for one in group],
+        [one.drafted for one in group],
+    ):
+        yield [sum(column) for column in zip_longest(*lists, fillvalue=0)]
+
+
 def check_edge(edge: EdgeOutcome) -> None:
     """Refuses counts that contradict themselves.
 
     Raises:
         ValueError: other numbers of positions reached and accepted or asked and drafted, or more of the latter.
     """
-    for below, name, above, other in (
-        (edge.accepted, "accepted", edge.reached, "reached"),
-        (edge.drafted, "drafted", edge.asked, "asked"),
-    ):
-        if len(below) != len(above) or any(b > a or b < 0 for b, a in zip(below, above)):
-            raise ValueError(f"per position, {name} <= {other}; got {below} of {above}")
+    if not _within(edge.accepted, edge.reached):
+        raise ValueError(f"per position, accepted <= reached; got {edge.accepted} of {edge.reached}")
+    if not _within(edge.drafted, edge.asked):
+        raise ValueError(f"per position, drafted <= asked; got {edge.drafted} of {edge.asked}")
+
+
+def _within(below: tuple[int, ...], above: tuple[int, ...]) -> bool:
+    return len(below) == len(above) and all(map(le, below, above)) and (not below or min(below) >= 0)
 
 
 def imputed(verifier: str, drafter: str, window: int, rows: int, accepted: int) -> EdgeOutcome:

@@ -34,88 +34,80 @@ class Forecaster:
         edge = {pair: row for row, pair in enumerate(self.edges)}
         chains, stages = space[1:], _stages(space)
         pairs = list(dict.fromkeys((_outer(c), c.models) for c in (*chains, *stages) if c.depth == 2))
-        self._pair_edge = _rows(edge[pair] for pair, _ in pairs)
-        self._pair_models = _rows(model[names[0]] for _, names in pairs), _rows(model[names[1]] for _, names in pairs)
-        self._at_once = np.array([names[1] in one_pass for _, names in pairs], dtype=np.float64)
         row_of = {pair: row for row, pair in enumerate(pairs)}
+        self._pair_edge = _rows(edge[pair] for pair, _ in pairs)
+        self._verifier, self._drafter = (_rows(model[names[place]] for _, names in pairs) for place in (0, 1))
+        self._at_once = np.array([float(names[1] in one_pass) for _, names in pairs])[:, None]
         inner = {stage: row_of[_outer(stage), stage.models] for stage in stages if stage.depth == 2}
         inner |= {stage: stages[_tail(stage)] for stage in stages if stage.depth > 2}
         self._need = max((chain.windows[0] for chain in chains if chain.depth > 2), default=0)
         depths = sorted({stage.depth for stage in stages})
-        steps = np.arange(self._need + 1)
-        self._levels = [_Level.of([s for s in stages if s.depth == d], inner, model, edge, steps) for d in depths]
-        self._token_at = _rows(edge[_outer(c)] * (self.positions + 1) + c.windows[0] for c in chains)
-        self._bare = _rows(arm for arm, plan in enumerate(space) if plan.depth == 2)
-        self._bare_at = _rows(
-            row_of[_outer(c), c.models] * (self.positions + 1) + c.windows[0] for c in chains if c.depth == 2
-        )
-        self._deep = _rows(arm for arm, plan in enumerate(space) if plan.depth > 2)
-        deep = [chain for chain in chains if chain.depth > 2]
-        self._deep_at = _rows(stages[_tail(c)] * (self._need + 1) + c.windows[0] for c in deep)
+        self._levels = [
+            _Level.of([stage for stage in stages if stage.depth == depth], inner, model, edge, self._need)
+            for depth in depths
+        ]
+        bare, deep = ([chain for chain in chains if (chain.depth == 2) == short] for short in (True, False))
+        order = [space.arm(chain) for chain in (space.plain, *bare, *deep)]
+        self._place = np.argsort(order)  # of each plan in (plain, bare, deep)
+        self._token_at = _rows(c.windows[0] * len(self.edges) + edge[_outer(c)] for c in chains)
+        self._bare_at = _rows(c.windows[0] * len(pairs) + row_of[_outer(c), c.models] for c in bare)
+        self._deep_at = _rows(c.windows[0] * len(stages) + stages[_tail(c)] for c in deep)
         self._deep_len = _rows(c.windows[0] + 1 for c in deep)
-        self._plans = len(space)
 
     def __call__(self, hazards: Floats, seconds: Floats, drafted: Floats | None = None) -> tuple[Floats, Floats]:
         """Expected tokens and seconds of a round, per row of a batch and per plan.
 
         Args:
             hazards: [..., edges, positions], acceptance of each edge per position.
-            seconds: [..., models, query_lens], seconds of one forward; column 0 is not read.
+            seconds: [..., models, query_lens], seconds of one forward; column 0 is not read. The same leading axes.
             drafted: [edges, positions], chance that a draft holds each position; None: drafts fill their window.
                 Read only for the last two models of a chain.
 
         Returns:
             tokens [..., plans] and seconds [..., plans].
         """
-        plain = seconds[..., :1, 1]
+        lead = seconds.shape[:-2]
+        times = _positions_first(seconds)  # [query_lens, models, D], D draws
+        plain = times[1, :1]  # [1, D]
         if not self.positions:
-            return np.ones_like(plain), plain
-        lead = np.broadcast_shapes(hazards.shape[:-2], seconds.shape[:-2])
-        alive = np.ones((*hazards.shape[:-1], self.positions + 1))
-        np.cumprod(hazards, axis=-1, out=alive[..., 1:])
-        tokens = np.ones((*hazards.shape[:-2], self._plans))
-        lengths = np.cumsum(alive, axis=-1)
-        tokens[..., 1:] = lengths.reshape(*lengths.shape[:-2], -1).take(self._token_at, axis=-1)
-        spent = np.empty((*lead, self._plans))
-        spent[..., :1] = plain
-        pairs = self._pairs(seconds, drafted)
-        spent[..., self._bare] = pairs.reshape(*pairs.shape[:-2], -1).take(self._bare_at, axis=-1)
+            return np.ones((*lead, 1)), plain.T.reshape(*lead, 1)
+        alive = np.ones((self.positions + 1, len(self.edges), times.shape[-1]))
+        np.cumprod(_positions_first(hazards), axis=0, out=alive[1:])
+        lengths = np.cumsum(alive, axis=0).reshape(-1, times.shape[-1])
+        tokens = np.concatenate((np.ones_like(plain), lengths.take(self._token_at, axis=0)))
+        pairs = self._pairs(times, drafted)
+        parts = [plain, pairs.reshape(-1, times.shape[-1]).take(self._bare_at, axis=0)]
         if self._levels:
-            filled = self._fill(alive, seconds, pairs, lead).reshape(*lead, -1)
-            top = seconds[..., 0, :].take(self._deep_len, axis=-1)
-            spent[..., self._deep] = filled.take(self._deep_at, axis=-1) + top
-        return tokens, spent
+            filled = self._fill(alive, times, pairs).reshape(-1, times.shape[-1])
+            parts.append(filled.take(self._deep_at, axis=0) + times[:, 0].take(self._deep_len, axis=0))
+        spent = np.concatenate(parts).take(self._place, axis=0)
+        return tokens.T.reshape(*lead, -1), spent.T.reshape(*lead, -1)
 
-    def _pairs(self, seconds: Floats, drafted: Floats | None) -> Floats:
-        """Cost of one draft and its verification per bare pair and window; [..., pairs, positions + 1]."""
-        verify, draft = (seconds[..., rows, :] for rows in self._pair_models)
-        step = verify[..., 2:] - verify[..., 1:-1] + draft[..., 1:2] * (1.0 - self._at_once[:, None])
+    def _pairs(self, times: Floats, drafted: Floats | None) -> Floats:
+        """Cost of one draft and its verification per window and bare pair; [positions + 1, pairs, D]."""
+        verify, draft = times.take(self._verifier, axis=1), times[1].take(self._drafter, axis=0)
+        costs = np.empty((self.positions + 1, *draft.shape))
+        costs[0] = verify[1]
+        costs[1:] = verify[2:] - verify[1:-1] + draft * (1.0 - self._at_once)
         if drafted is not None:
-            step *= drafted[self._pair_edge]
-        step[..., 0] += draft[..., 1] * self._at_once
-        costs = np.empty((*step.shape[:-1], self.positions + 1))
-        costs[..., 0] = verify[..., 1]
-        costs[..., 1:] = step
-        return np.cumsum(costs, axis=-1)
+            costs[1:] *= drafted[self._pair_edge].T[:, :, None]
+        costs[1] += draft * self._at_once
+        return np.cumsum(costs, axis=0)
 
-    def _fill(self, alive: Floats, seconds: Floats, pairs: Floats, lead: tuple[int, ...]) -> Floats:
-        """Expected seconds W until a stage has handed over n = 0 .. need tokens; [..., stages, need + 1]."""
-        done: list[Floats] = []
+    def _fill(self, alive: Floats, times: Floats, pairs: Floats) -> Floats:
+        """Expected seconds W until a stage has handed over n = 0 .. need tokens; [need + 1, stages, D]."""
+        below, done = pairs, []
         for level in self._levels:
-            if level.bare:
-                block = pairs[..., level.inner[:, None], level.take]
-            else:
-                below = np.concatenate(done, axis=-2)
-                block = below[..., level.inner[:, None], level.take]
-                block = block + seconds[..., level.model[:, None], level.take + 1]
-            stops = np.moveaxis(level.stops(alive), -1, 0)  # [need, ..., stages]
-            stops = np.ascontiguousarray(np.broadcast_to(stops, (self._need, *lead, len(level.model))))
-            filled = np.zeros((self._need + 1, *lead, len(level.model)))
-            filled[1:] = np.moveaxis(block, -1, 0)[1:]
+            filled = below[level.take, level.inner]
+            if not level.bare:
+                filled += times[level.take + 1, level.model]
+            stops = level.stops(alive)
             for need in range(2, self._need + 1):
-                filled[need] += np.einsum("k...,k...->...", stops[: need - 1], filled[need - 1 : 0 : -1])
-            done.append(np.moveaxis(filled, 0, -1))
-        return np.concatenate(done, axis=-2)
+                filled[need] += np.einsum("ksd,ksd->sd", stops[: need - 1], filled[need - 1 : 0 : -1])
+            filled[0] = 0.0
+            done.append(filled)
+            below = np.concatenate(done, axis=1) if len(self._levels) > 1 else filled
+        return below
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +118,8 @@ class _Level:
     model: NDArray[np.intp]  # [stages] row of the verifying model
     edge: NDArray[np.intp]  # [stages]
     inner: NDArray[np.intp]  # [stages] row of the pair (bare), else of the stage beneath
-    take: NDArray[np.intp]  # [stages, need + 1] block size with n tokens to go
-    held: NDArray[np.bool_]  # [stages, need] k <= window
+    take: NDArray[np.intp]  # [need + 1, stages] block size with n tokens to go
+    held: Floats  # [need, stages, 1] whether k <= window
 
     @classmethod
     def of(
@@ -136,23 +128,30 @@ class _Level:
         inner: Mapping[Plan, int],
         model: Mapping[str, int],
         edge: Mapping[Edge, int],
-        steps: NDArray[np.intp],
+        need: int,
     ) -> _Level:
-        windows = _rows(stage.windows[0] for stage in stages)[:, None]
+        windows, steps = _rows(stage.windows[0] for stage in stages), np.arange(need + 1)[:, None]
         return cls(
             bare=stages[0].depth == 2,
             model=_rows(model[stage.models[0]] for stage in stages),
             edge=_rows(edge[_outer(stage)] for stage in stages),
             inner=_rows(inner[stage] for stage in stages),
             take=np.minimum(windows, np.maximum(steps - 1, 0)),
-            held=steps[:-1] <= windows,
+            held=(steps[:-1] <= windows)[:, :, None].astype(np.float64),
         )
 
     def stops(self, alive: Floats) -> Floats:
-        """P(exactly k accepted of a whole window) per stage, k below the longest need; [..., stages, need]."""
-        within: Floats = np.where(self.held, alive[..., self.edge, : self.held.shape[1]], 0.0)
-        within[..., :-1] -= within[..., 1:].copy()
+        """P(exactly k accepted of a whole window) per stage, k below the longest need less 1; [need, stages, D]."""
+        within: Floats = alive[: len(self.held)].take(self.edge, axis=1)
+        within *= self.held
+        within[:-1] -= within[1:]
         return within
+
+
+def _positions_first(table: Floats) -> Floats:
+    """[..., rows, positions] -> [positions, rows, D]."""
+    flat = table.reshape(-1, *table.shape[-2:])
+    return np.ascontiguousarray(flat.transpose(2, 1, 0))
 
 
 def _rows(values: Iterable[int]) -> NDArray[np.intp]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from adaspec.outcome import Pass
@@ -36,6 +38,7 @@ class Passes:
         verifiers = {verifier for plan in space for verifier, _, _ in plan.edges()}
         below = [priors.middle_ratio if name in verifiers else priors.drafter_ratio for name in space.models[1:]]
         self._ratio = np.array([1.0, *below])[:, None]
+        self._steps = np.arange(query_lens, dtype=np.float64)
         self._reset()
 
     def _reset(self) -> None:
@@ -59,69 +62,74 @@ class Passes:
 
     def profile(self, passes: Iterable[Pass]) -> None:
         """Takes start-up measurements, as they are; the median of like passes."""
-        for key, group in self._alike(passes).items():
-            self._learn(*key, group, 1, profile=True)
+        kinds = self._kinds(passes)
+        if kinds:
+            self._add(kinds, kinds.seen, 1)
 
     def learn(self, passes: Iterable[Pass], rounds: int) -> float:
         """Takes the passes of some rounds; returns the seconds of outliers.
 
         The median of like passes is one observation, pulled in when it is far from what is expected.
         """
-        return sum(self._learn(*key, group, rounds) for key, group in self._alike(passes).items())
+        kinds = self._kinds(passes)
+        if not kinds:
+            return 0.0
+        seen = self._clipped(kinds, rounds)
+        np.add.at(self._played, kinds.row, kinds.weight)
+        self._add(kinds, seen, rounds)
+        usual = (2.0 * np.exp(seen)).tolist()
+        far = ((most, spent) for most, spent in zip(usual, kinds.spent) if spent[-1] > most)
+        return float(sum(seconds - most for most, spent in far for seconds in spent if seconds > most))
 
-    def _alike(self, passes: Iterable[Pass]) -> dict[tuple[int, int, int], list[Pass]]:
-        alike: dict[tuple[int, int, int], list[Pass]] = {}
+    def _kinds(self, passes: Iterable[Pass]) -> _Kinds | None:
+        alike: dict[tuple[str, int, int], list[Pass]] = {}
         for one in passes:
-            row = self.rows.get(one.model)
-            if row is not None and 1 <= one.query_len < self.query_lens:
-                key = (row, one.query_len, one.batch_size)
-                if key in alike:
-                    alike[key].append(one)
-                else:
-                    alike[key] = [one]
-        return alike
+            key = (one.model, one.query_len, one.batch_size)
+            if key in alike:
+                alike[key].append(one)
+            else:
+                alike[key] = [one]
+        known = [(key, group) for key, group in alike.items() if key[0] in self.rows and 1 <= key[1] < self.query_lens]
+        return _Kinds.of(known, self.rows) if known else None
 
-    def _learn(
-        self, row: int, query_len: int, batch_size: int, group: list[Pass], rounds: int, profile: bool = False
-    ) -> float:
-        spent, weight = [one.seconds for one in group], float(len(group))
-        cached = batch_size * sum(one.seq_len for one in group) / weight
-        features = np.array([1.0, query_len, batch_size * query_len, cached / _CONTEXT])
-        seen = math.log(max(sorted(spent)[len(spent) // 2], 1e-9))
-        cell = self._at(Context(batch_size).bucket)[:, row, query_len]
-        if not profile:
-            seen = self._clipped(row, cell, features, seen, rounds)
-            self._played[row] += weight
-        self._add(row, features, seen, weight, self._priors.round_keep**rounds)
-        cell *= self._priors.pass_keep**rounds
-        cell += [weight, weight * seen, weight * batch_size, weight * cached]
-        usual = 2.0 * math.exp(seen)
-        return sum(seconds - usual for seconds in spent if seconds > usual)
+    def _add(self, kinds: _Kinds, seen: Floats, rounds: int) -> None:
+        """One observation of each kind into the regressions and cells."""
+        features, weight = kinds.features, kinds.weight
+        members = (np.arange(len(self.rows))[:, None] == kinds.row) * weight  # [models, kinds]
+        relative = features * np.exp(-seen)[:, None]
+        keep = np.where(members.any(axis=1), self._priors.round_keep**rounds, 1.0)
+        gained = members.sum(axis=1)
+        self._count = self._count * keep + gained
+        self._fresh += gained
+        self._scale = self._scale * keep + members @ (seen - np.log(features @ _SHAPE))
+        self._sums = self._sums * keep[:, None] + members @ relative
+        products = (relative[:, :, None] * relative[:, None, :]).reshape(-1, 16)
+        self._moments = self._moments * keep[:, None, None] + (members @ products).reshape(-1, 4, 4)
+        sums = weight * np.array((np.ones_like(seen), seen, kinds.batch, kinds.cached))  # [4, kinds], see _SLOTS
+        for bucket, held in kinds.buckets():
+            cells = self._at(bucket).reshape(len(_SLOTS), -1).T  # [models x query_lens, 4]
+            at = kinds.row[held] * self.query_lens + kinds.query_len[held]
+            cells[at] *= self._priors.pass_keep**rounds
+            np.add.at(cells, at, sums[:, held].T)
 
-    def _add(self, row: int, features: Floats, seen: float, weight: float, keep: float) -> None:
-        """One observation into a model's regression."""
-        relative = features * math.exp(-seen)
-        self._count[row] = self._count[row] * keep + weight
-        self._scale[row] = self._scale[row] * keep + weight * (seen - math.log(float(features @ _SHAPE)))
-        self._fresh[row] += weight
-        self._moments[row] = self._moments[row] * keep + weight * relative[:, None] * relative
-        self._sums[row] = self._sums[row] * keep + weight * relative
-
-    def _clipped(self, row: int, cell: Floats, features: Floats, seen: float, rounds: int) -> float:
-        """Pulls an outlier to three spreads per round (log scale) from what is expected.
-
-        The spread follows the residuals.
-        """
-        if self._count[row] < _KNOWN:
-            return seen
-        known = bool(cell[0] >= _KNOWN)
-        expected = cell[1] / cell[0] if known else math.log(max(float(features @ self._coefficients()[row]), 1e-9))
-        total, weight = self._spread[:, row]
-        limit = max(3.0 * total / weight, 0.15 if known else 1.0) * rounds
-        residual = min(max(seen - expected, -limit), limit)
+    def _clipped(self, kinds: _Kinds, rounds: int) -> Floats:
+        """Log seconds, pulled to three spreads per round from what is expected, which residuals teach; [kinds]."""
+        cells = np.zeros((2, len(kinds.row)))  # passes, log seconds
+        for bucket, held in kinds.buckets():
+            cells[:, held] = self._at(bucket)[:2, kinds.row[held], kinds.query_len[held]]
+        sure = self._count[kinds.row] >= _KNOWN
+        if not sure.any():
+            return kinds.seen
+        known = cells[0] >= _KNOWN
+        lines = np.einsum("kf,kf->k", kinds.features, self._coefficients()[kinds.row])
+        expected = np.where(known, cells[1] / np.maximum(cells[0], _KNOWN), np.log(np.maximum(lines, 1e-9)))
+        total, weight = self._spread[:, kinds.row]
+        limit = np.maximum(3.0 * total / weight, np.where(known, 0.15, 1.0)) * rounds
+        residual = np.clip(kinds.seen - expected, -limit, limit)
         fade = 0.95**rounds
-        self._spread[:, row] = fade * total + (1.0 - fade) * 1.25 * abs(residual), fade * weight + 1.0 - fade
-        return float(expected + residual)
+        for row, size in zip(kinds.row[sure].tolist(), np.abs(residual[sure]).tolist()):
+            self._spread[:, row] = self._spread[:, row] * fade + (1.0 - fade) * np.array((1.25 * size, 1.0))
+        return np.where(sure, expected + residual, kinds.seen)
 
     def _coefficients(self) -> Floats:
         """Seconds per regressor, [models, 4]; a model is fitted again once an eighth of its passes is new."""
@@ -141,17 +149,19 @@ class Passes:
         """Log seconds [models, query_lens], their spread per model [models, 1] and per cell [models, query_lens]."""
         priors, (count, log, batch, cached) = self._priors, self._at(context.bucket)
         base, each, each_row, each_cached = self._coefficients().T[:, :, None]  # [models, 1] each
-        positions = np.arange(self.query_lens)
-        here = base + (each + each_row * context.batch_size) * positions
-        here = np.log(np.maximum(here + each_cached * (context.batch_size * context.seq_len / _CONTEXT), 1e-9))
+        steps = self._steps
+        here = (each + each_row * context.batch_size) * steps
+        here += base + each_cached * (context.batch_size * context.seq_len / _CONTEXT)
+        logs = np.log(np.maximum(here, 1e-9))
         passes = np.maximum(count, 1e-9)
-        there = base + (each + each_row * (batch / passes)) * positions + each_cached * (cached / passes / _CONTEXT)
+        there = base + (each + each_row * (batch / passes)) * steps + each_cached * (cached / (passes * _CONTEXT))
         moved = log / passes - np.log(np.maximum(there, 1e-9))
-        logs: Floats = here + count / (count + priors.pass_strength) * moved
+        trusted = count + priors.pass_strength
+        logs += count / trusted * moved
         spread = np.maximum(self._spread[0] / self._spread[1], 0.02)
-        profiled = np.where(self._count > 0.0, priors.profile_spread**-2, 0.0)
+        profiled = (self._count > 0.0) * priors.profile_spread**-2
         common = 1.0 / np.sqrt(priors.unmeasured_spread**-2 + profiled + self._played * spread**-2)
-        return logs, common[:, None], spread[:, None] / np.sqrt(priors.pass_strength + count)
+        return logs, common[:, None], spread[:, None] / np.sqrt(trusted)
 
     def state_dict(self) -> dict[str, Any]:
         """Sums by model; all numbers but ``fitted`` add up over replicas."""
@@ -196,6 +206,37 @@ class Passes:
         self._moments[row], self._sums[row] = kept["moments"], kept["sums"]
         self._spread[:, row] = kept["spread"]
         self._fitted[row] = kept["fitted"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """Like passes (same model, query length and batch size) as one observation each; arrays are [kinds]."""
+
+    row: NDArray[np.intp]
+    query_len: NDArray[np.intp]
+    batch: NDArray[np.intp]
+    weight: Floats  # passes
+    cached: Floats  # mean tokens over the batch
+    seen: Floats  # log of the median seconds
+    features: Floats  # [kinds, 4]
+    spent: list[list[float]]  # seconds, ascending
+
+    @classmethod
+    def of(cls, known: Sequence[tuple[tuple[str, int, int], list[Pass]]], rows: Mapping[str, int]) -> _Kinds:
+        spent = [sorted([one.seconds for one in group]) for _, group in known]
+        row, query_len, batch = np.array([(rows[model], q, size) for (model, q, size), _ in known]).T
+        weight = np.array([float(len(seconds)) for seconds in spent])
+        cached = batch * np.array([sum([one.seq_len for one in group]) for _, group in known]) / weight
+        seen = np.log([max(seconds[len(seconds) // 2], 1e-9) for seconds in spent])
+        features = np.array((np.ones_like(weight), query_len, batch * query_len, cached / _CONTEXT)).T
+        return cls(row, query_len, batch, weight, cached, seen, features, spent)
+
+    def buckets(self) -> list[tuple[int, slice | NDArray[np.bool_]]]:
+        """Which kinds belong to which bucket of batch sizes."""
+        sizes = [Context(size).bucket for size in self.batch.tolist()]
+        if len(set(sizes)) == 1:
+            return [(sizes[0], slice(None))]
+        return [(bucket, np.array(sizes) == bucket) for bucket in dict.fromkeys(sizes)]
 
 
 def check_passes(passes: Sequence[Pass]) -> None:

@@ -14,7 +14,7 @@ from adaspec.theory import Floats
 
 _CONTEXTS = 256  # contexts kept apart; the one unused for longest is given up
 _POOLED = 4.0  # weight, in rounds, of all depths' overhead in that of one depth
-_PLAYED = 1e-6  # rounds below which a plan counts as never played
+_NEVER = 1e-12  # tokens or seconds that count as none
 
 
 class Rounds:
@@ -62,15 +62,11 @@ class Rounds:
         """
         tokens, seconds, rounds = self._at(context).table
         strength = self._priors.residual_strength
-        spread = self._priors.residual_spread * np.sqrt(strength / (rounds + strength))
+        trust = rounds / (rounds + strength)
+        spread = self._priors.residual_spread * np.sqrt(1.0 - trust)
         spread[0] = 0.0  # plain decoding is one pass: its forecast is no theorem
-        factor = np.zeros_like(rates)
-        played = np.flatnonzero(rounds > _PLAYED)
-        if played.size:
-            tokens, seconds, rounds = tokens[played], seconds[played], rounds[played]
-            trust = rounds / (rounds + strength)
-            speed = np.log(np.maximum(tokens, 0.1 * rounds) / seconds)
-            factor[..., played] = trust * (speed - np.log(rates[..., played]))
+        speed = np.log(np.maximum(tokens, 0.1 * rounds) + _NEVER) - np.log(seconds + _NEVER)
+        factor: Floats = trust * (speed - np.log(rates))
         return factor, spread
 
     def overheads(self, bucket: int) -> Floats:
