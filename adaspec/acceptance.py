@@ -57,26 +57,30 @@ class Acceptance:
         self._clock += rounds
         self._all *= self._priors.idle_keep**rounds
 
-    def learn(self, tag: str, outcomes: Iterable[EdgeOutcome], rounds: int) -> list[int]:
-        """Adds the counts of some rounds; returns the rows of edges that changed, which are mostly forgotten first."""
+    def learn(self, tag: str, outcomes: Iterable[EdgeOutcome]) -> list[int]:
+        """Adds the counts of some rounds, one outcome per edge and round.
+
+        Returns the rows of edges that changed; what they had shown before is mostly forgotten.
+        """
         alike: dict[Edge, list[EdgeOutcome]] = {}
         for one in outcomes:
             alike.setdefault((one.verifier, one.drafter), []).append(one)
-        known = {self.rows[edge]: group for edge, group in alike.items() if edge in self.rows}
+        known = [(self.rows[edge], group) for edge, group in alike.items() if edge in self.rows]
         if not known:
             return []
         new = np.zeros((4, len(known), self._all.shape[2]))  # [4, known edges, positions]
-        for place, group in enumerate(known.values()):
+        for place, (_, group) in enumerate(known):
             for kind, counts in enumerate(_summed(group)):
                 new[kind, place, : len(counts)] = counts[: new.shape[2]]
-        return self._add(self._own(tag), np.array(list(known)), new, rounds)
+        rows = np.array([row for row, _ in known])
+        return self._add(self._own(tag), rows, new, np.array([float(len(group)) for _, group in known]))
 
-    def _add(self, own: _Counts, rows: NDArray[np.intp], new: Floats, rounds: int) -> list[int]:
+    def _add(self, own: _Counts, rows: NDArray[np.intp], new: Floats, rounds: Floats) -> list[int]:
         self.sums[:, rows] += new.astype(np.int64)
         self._varies = self._varies or bool((new[3] < new[2]).any())
         before = own.table[:, rows]
         changed = self._surprised(own, rows, before, new, rounds)
-        keep = np.full(len(rows), self._priors.keep**rounds)
+        keep = self._priors.keep**rounds
         if changed.any():
             own.doubts[rows] += changed
             left = self._priors.acceptance_strength / np.maximum(before[0].sum(axis=-1), 1e-9)
@@ -88,19 +92,21 @@ class Acceptance:
         return found
 
     def _surprised(
-        self, own: _Counts, rows: NDArray[np.intp], before: Floats, new: Floats, rounds: int
+        self, own: _Counts, rows: NDArray[np.intp], before: Floats, new: Floats, rounds: Floats
     ) -> NDArray[np.bool_]:
         """Compares the recent rounds of edges with their beliefs, where these rest on more than those; [rows]."""
         weight, (reached, accepted) = self._priors.position_strength, before[:2]
         rate = accepted.sum(axis=-1) / np.maximum(reached.sum(axis=-1), 1e-9)
-        hazards = np.clip((weight * rate[:, None] + accepted) / (weight + reached), 0.02, 0.98)
+        hazards = (weight * rate[:, None] + accepted) / (weight + reached)
+        hazards = np.minimum(np.maximum(hazards, 0.02), 0.98)
         expected = new[0] * hazards
         sure, fade = reached[:, :1].sum(axis=-1) >= _SURE, 0.9**rounds
         excess = fade * own.excess[rows] + (new[1] - expected).sum(axis=-1)
         variance = fade * own.variance[rows] + (expected * (1.0 - hazards)).sum(axis=-1)
         changed: NDArray[np.bool_] = sure & (np.abs(excess) > self._priors.surprise * np.sqrt(variance + 0.25))
-        own.excess[rows] = np.where(sure & ~changed, excess, 0.0)
-        own.variance[rows] = np.where(sure & ~changed, variance, 0.0)
+        going = sure & ~changed
+        own.excess[rows] = excess * going
+        own.variance[rows] = variance * going
         return changed
 
     def _own(self, tag: str) -> _Counts:

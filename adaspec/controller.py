@@ -20,8 +20,9 @@ from adaspec.theory import Floats
 
 _FORMAT, _VERSION = "adaspec.controller", 2
 _TRUSTED_ROUNDS = 32.0  # after this many rounds of a plan a few bad ones are half taken for chance
-_PATIENT_ROUNDS = 12.0  # a plan's recent rounds that earn it another hold's length
-_MEASURED_ROUNDS = 8.0  # recent rounds from which a hold is judged by what its plan has shown, not by the forecast
+_PATIENT_ROUNDS = 16  # rounds of a context that earn its laws another use
+_SOARED = 1.3  # share of the forecast from which a hold calls for a new law
+_FORECAST_ROUNDS = 64  # rounds of a context after which the forecasts that holds are judged by are old
 _OPEN_TICKETS = 4096  # older unanswered tickets are given up: their requests were aborted
 _CONTEXTS = 256  # contexts whose plan is held; that of the one unused for longest is given up
 
@@ -40,15 +41,37 @@ class Row:
 
 
 @dataclass(slots=True)
+class _Ranking:
+    """What is thought of the plans in one context (bucket of batch sizes, tag), and how long that holds."""
+
+    rounds: int = 0  # handed out so far
+    uses: int = 0  # pulls for which ``law`` is still good
+    law: Floats = field(default_factory=lambda: np.zeros(0))
+    due: int = 0  # rounds after which ``rates`` are old
+    rates: Floats = field(default_factory=lambda: np.zeros(0))  # forecast per row
+
+    def drop(self, arm: int, familiar: bool) -> None:
+        """After a collapse: the law goes on without an untried plan, but is void when a familiar one failed."""
+        left = self.law.copy()
+        left[arm] = 0.0
+        total = float(left.sum())
+        if familiar or not total:
+            self.uses = 0
+        else:
+            self.law = left / total
+
+
+@dataclass(slots=True)
 class _Hold:
     """One pull of the policy: a plan that is kept for some rounds, and what they have brought so far."""
 
     arm: int
     propensity: float
     left: int  # rounds still to hand out
-    floor: float = 0.0  # tokens per second below which it ends early ...
+    rate: float = 0.0  # tokens per second forecast
+    floor: float = 0.0  # those below which it ends early ...
     chance: float = 0.0  # ... less this share of them after the first round, shrinking with their root
-    pulled: bool = True  # by the policy, which wants to hear of it; not by a request
+    ranking: _Ranking | None = None  # what it was pulled from; None: a request asked for it
     open: int = 0  # tickets handed out and not back yet
     rounds: list[RoundOutcome] = field(default_factory=list)
     tokens: int = 0
@@ -64,14 +87,18 @@ class _Hold:
         """Whether the rate, catch-up aside, is below the floor."""
         return self.tokens < self.floor * (1.0 - self.chance / math.sqrt(len(self.rounds))) * self.seconds
 
+    def soared(self) -> bool:
+        """Whether the rate, catch-up aside, is far above the forecast."""
+        return self.tokens > _SOARED * self.rate * self.seconds
+
 
 class Controller:
     """Chooses a plan before every round of decoding and learns from the rounds' outcomes.
 
     A chosen plan is held for a few rounds of its context (bucket of batch sizes and tag), since a switch costs catch-up
-    and a ranking costs time; a hold is one pull of the policy, and longer for a plan that was played much of late. It
-    ends early when its measured rate collapses against what was expected. Outcomes may come back late, in any order,
-    or never. A request may override the policy. All methods may be called from several threads.
+    and a ranking costs time; a hold is one pull of the policy. It ends early when its measured rate collapses against
+    the forecast. Once a context has seen some rounds, a law of the policy serves several pulls. Outcomes may come back
+    late, in any order, or never. A request may override the policy. All methods may be called from several threads.
 
     Example:
         >>> space = PlanSpace.grid("target", ["draft"], [2, 4])
@@ -84,9 +111,9 @@ class Controller:
         policy: how to pick; Thompson sampling by default.
         costs: what is already believed, over the same space; nothing by default.
         hold: rounds per pull.
-        collapse: a hold ends early below this share of the expected rate (of a plan that was played often: below less
+        collapse: a hold ends early below this share of the forecast rate (of a plan that was played often: below less
             of it in the first rounds, which may be chance); 0 never ends one early.
-        patience: how many times longer a plan is held that was played much of late; 1 holds all alike.
+        patience: pulls that a law of the policy serves at most, unless one of them collapses.
         seed: of the policy's draws.
 
     Raises:
@@ -118,6 +145,7 @@ class Controller:
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
         self._holds: dict[_Key, _Hold] = {}
+        self._rankings: dict[tuple[int, str], _Ranking] = {}
         self._open: dict[int, tuple[Decision, _Hold]] = {}
         self._next_id = 0
         self._context = Context()
@@ -170,6 +198,7 @@ class Controller:
             known, hold = self._open.get(decision.id, (None, None))
             if hold is None or known != decision:
                 raise ValueError(f"decision {decision.id} ({decision.plan}) is not open: unknown, or observed before")
+            changes = self._costs.changes
             self._costs.observe(decision, outcome)
             del self._open[decision.id]
             hold.add(outcome)
@@ -178,6 +207,10 @@ class Controller:
             self._seconds[hold.arm] += outcome.seconds
             if hold.left and hold.collapsed():
                 hold.left = 0
+                if hold.ranking:
+                    hold.ranking.drop(hold.arm, hold.chance >= 0.5)
+            if hold.ranking and (self._costs.changes > changes or (not hold.left and hold.soared())):
+                hold.ranking.uses = 0
             self._settle(hold)
 
     def table(self, context: Context | None = None) -> list[Row]:
@@ -225,7 +258,7 @@ class Controller:
             if state["policy"]["name"] == type(self._policy).__name__:
                 self._policy.load_state_dict(state["policy"]["state"])
             self._rng.bit_generator.state = state["rng"]
-            self._holds, self._open = {}, {}
+            self._holds, self._open, self._rankings = {}, {}, {}
             sums = [state["totals"].get(str(plan), (0, 0.0, 0.0)) for plan in self.space]
             self._rounds = np.array([row[0] for row in sums], dtype=np.int64)
             self._tokens, self._seconds = np.array([row[1:] for row in sums], dtype=np.float64).T
@@ -251,25 +284,38 @@ class Controller:
         if override is not None and override.plan is not None:
             if override.plan not in self.space:
                 raise ValueError(f"the space does not hold the pinned plan {override.plan}")
-            return _Hold(self.space.arm(override.plan), 1.0, self._hold, pulled=False)
-        law = self._policy.probabilities(self._costs, context, self._rng)
-        if override is not None:
-            law = self._restricted(law, override, context)
+            return _Hold(self.space.arm(override.plan), 1.0, self._hold)
+        ranking = self._ranking(context)
+        ranking.uses -= 1
+        ranking.rounds += self._hold
+        law = ranking.law if override is None else self._restricted(ranking, override)
         steps = np.cumsum(law)
         arm = int(np.searchsorted(steps, self._rng.random() * steps[-1], side="right"))
-        rate, recent = self._costs.measured(self.space[arm], context)
-        if recent < _MEASURED_ROUNDS and self._collapse:
-            rate = float(self._costs.rates(context)[arm])
-        length = self._hold * min(self._patience, 1 + int(recent / _PATIENT_ROUNDS))
         trust = float(self._rounds[arm] / (self._rounds[arm] + _TRUSTED_ROUNDS))
-        return _Hold(arm, float(law[arm]), length, self._collapse * rate, trust)
+        rate = float(ranking.rates[arm]) * context.batch_size
+        return _Hold(arm, float(law[arm]), self._hold, rate, self._collapse * rate, trust, ranking)
 
-    def _restricted(self, law: Floats, override: Override, context: Context) -> Floats:
+    def _ranking(self, context: Context) -> _Ranking:
+        """The law and the forecasts of a context, renewed when they are used up."""
+        key = (context.bucket, context.tag)
+        known = self._rankings.pop(key, None) or _Ranking()
+        self._rankings[key] = known
+        if len(self._rankings) > _CONTEXTS:
+            self._rankings.pop(next(iter(self._rankings)))
+        if not known.uses:
+            known.law = self._policy.probabilities(self._costs, context, self._rng)
+            known.uses = min(self._patience, 1 + known.rounds // _PATIENT_ROUNDS)
+        if known.rounds >= known.due:
+            known.rates = self._costs.rates(context) / context.batch_size
+            known.due = known.rounds + min(max(known.rounds, 1), _FORECAST_ROUNDS)
+        return known
+
+    def _restricted(self, ranking: _Ranking, override: Override) -> Floats:
         """The law over the plans that a request allows; the best of them by forecast where the law has none."""
         allowed = np.array([override.allows(plan) for plan in self.space])
-        left: Floats = np.where(allowed, law, 0.0)
+        left: Floats = np.where(allowed, ranking.law, 0.0)
         if not left.any():
-            left[np.where(allowed, self._costs.rates(context), -1.0).argmax()] = 1.0
+            left[np.where(allowed, ranking.rates, -1.0).argmax()] = 1.0
         left /= left.sum()
         return left
 
@@ -326,7 +372,7 @@ class Controller:
 
     def _settle(self, hold: _Hold) -> None:
         """Reports a hold to the policy once all its rounds are handed out and back."""
-        if hold.pulled and hold.rounds and not (hold.left or hold.open):
+        if hold.ranking and hold.rounds and not (hold.left or hold.open):
             self._policy.observe(hold.arm, hold.propensity, hold.rounds)
 
     def _row(self, arm: int, forecast: float, total: int) -> Row:

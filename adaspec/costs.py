@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain, groupby
-from typing import Any
+from itertools import groupby
+from typing import Any, TypeAlias
 
 import numpy as np
 from scipy.special import ndtri
@@ -26,6 +26,7 @@ from adaspec.rounds import Rounds
 from adaspec.theory import Edge, Floats, Forecast, forecast
 
 _PENDING = 16  # rounds that are learned together at most
+_Round: TypeAlias = tuple[Decision, RoundOutcome]
 _FAR = 2.0  # log seconds by which one round may move what its passes are believed to take
 
 
@@ -67,7 +68,8 @@ class CostModel:
         self._rounds = Rounds(space, self.priors)
         pairs = [{edge[:2] for edge in plan.edges()} for plan in space]
         self._holders = np.array([[edge in held for held in pairs] for edge in edges])  # [edges, plans]
-        self._pending: list[tuple[Decision, RoundOutcome]] = []
+        self.changes = 0  # of an edge's acceptance that were noticed so far
+        self._pending: list[_Round] = []
         self._known: tuple[Context, Floats, Floats] | None = None  # the latest forecast
 
     def profile(self, passes: Iterable[Pass]) -> None:
@@ -220,47 +222,61 @@ class CostModel:
         return merged
 
     def _settle(self) -> None:
-        """Learns the rounds that were observed since; consecutive ones of one plan and context together."""
+        """Learns the rounds that were observed since; consecutive ones of one context together."""
         if not self._pending:
             return
         pending, self._pending, self._known = self._pending, [], None
-        for (plan, bucket, tag), group in groupby(
-            pending, lambda one: (one[0].plan, one[0].context.bucket, one[0].context.tag)
-        ):
-            self._learn(plan, bucket, tag, list(group))
+        for (bucket, tag), group in groupby(pending, lambda one: (one[0].context.bucket, one[0].context.tag)):
+            self._learn(bucket, tag, list(group))
 
-    def _learn(self, plan: Plan, bucket: int, tag: str, group: list[tuple[Decision, RoundOutcome]]) -> None:
-        rounds, outcomes, arm = len(group), [outcome for _, outcome in group], self.space.arm(plan)
-        edges, passes = self._evidence(plan, group)
-        self._acceptance.forget(rounds)
-        self._passes.forget(bucket, rounds)
-        self._rounds.forget(rounds)
-        for row in self._acceptance.learn(tag, edges, rounds):
+    def _learn(self, bucket: int, tag: str, group: list[_Round]) -> None:
+        edges, passes = self._evidence(group)
+        self._acceptance.forget(len(group))
+        self._passes.forget(bucket, len(group))
+        self._rounds.forget(len(group))
+        changed = self._acceptance.learn(tag, edges)
+        for row in changed:
             self._rounds.doubt(self._holders[row], tag)
-        outliers = self._passes.learn(passes, rounds)
-        tokens = sum(outcome.tokens / max(decision.context.batch_size, 1) for decision, outcome in group)
-        seconds = sum(outcome.seconds for outcome in outcomes)
-        self._rounds.add((bucket, tag), arm, tokens, max(seconds - outliers, 0.1 * seconds), rounds)
-        told = [outcome for outcome in outcomes if outcome.passes]
+        self.changes += len(changed)
+        outliers = self._passes.learn(passes)
+        by_plan: dict[Plan, list[tuple[_Round, float]]] = {}
+        for one, outside in zip(group, outliers):
+            by_plan.setdefault(one[0].plan, []).append((one, outside))
+        for plan, rounds in by_plan.items():
+            self._learn_plan(plan, bucket, tag, rounds)
+
+    def _learn_plan(self, plan: Plan, bucket: int, tag: str, group: list[tuple[_Round, float]]) -> None:
+        """The rounds of one plan as wholes, less their seconds in outliers."""
+        tokens = sum(outcome.tokens / max(decision.context.batch_size, 1) for (decision, outcome), _ in group)
+        seconds = sum(max(outcome.seconds - extra, 0.1 * outcome.seconds) for (_, outcome), extra in group)
+        self._rounds.add((bucket, tag), self.space.arm(plan), tokens, seconds, len(group))
+        told = [outcome for (_, outcome), _ in group if outcome.passes]
         if told:
             self._rounds.add_overhead(bucket, plan.depth, sum(map(_outside, told)), len(told))
 
-    def _evidence(self, plan: Plan, group: list[tuple[Decision, RoundOutcome]]) -> tuple[list[EdgeOutcome], list[Pass]]:
-        """Edges and passes of some rounds of a plan, imputed where the engine does not tell."""
-        edges = [edge for _, outcome in group for edge in (*outcome.edges, *outcome.scored)]
-        if plan.windows:
-            verifier, drafter, window = next(plan.edges())
-            edges += [
-                imputed(verifier, drafter, window, outcome.rows, outcome.tokens - outcome.rows)
-                for _, outcome in group
-                if not outcome.edges
-            ]
-        passes = list(chain.from_iterable(outcome.passes for _, outcome in group))
-        silent = [(decision, outcome) for decision, outcome in group if not outcome.passes]
-        return edges, passes + (self._imputed_passes(plan, silent) if silent else [])
+    def _evidence(self, group: list[_Round]) -> tuple[list[EdgeOutcome], list[Sequence[Pass]]]:
+        """Edges of some rounds, and passes of each, imputed where the engine does not tell."""
+        edges: list[EdgeOutcome] = []
+        passes: list[Sequence[Pass]] = []
+        for decision, outcome in group:
+            edges += outcome.edges
+            edges += outcome.scored
+            passes.append(outcome.passes)
+            if decision.plan.windows and not outcome.edges:
+                verifier, drafter, window = next(decision.plan.edges())
+                edges.append(imputed(verifier, drafter, window, outcome.rows, outcome.tokens - outcome.rows))
+        silent: dict[Plan, list[int]] = {}
+        for place, (decision, outcome) in enumerate(group):
+            if not outcome.passes:
+                silent.setdefault(decision.plan, []).append(place)
+        for plan, places in silent.items():
+            believed = self._imputed_passes(plan, [group[place] for place in places])
+            for place in places:
+                passes[place] = believed
+        return edges, passes
 
-    def _imputed_passes(self, plan: Plan, group: list[tuple[Decision, RoundOutcome]]) -> list[Pass]:
-        """What the passes of some rounds must have taken to explain their median seconds.
+    def _imputed_passes(self, plan: Plan, group: list[_Round]) -> list[Pass]:
+        """What the passes of a round must have taken to explain the median seconds of some, one of each kind.
 
         A deviation from the forecast is spread over the kinds of passes in proportion to variance x share of the
         round, as a Kalman filter without noise would.
@@ -279,7 +295,6 @@ class CostModel:
         return [
             Pass(name, q, context.batch_size, context.seq_len, math.exp(logs[row, q] + moved * variance * share))
             for (name, q), (row, _, _), share, variance in zip(found.passes, kinds, shares, variances)
-            for _ in group
         ]
 
     def _forecast_of(self, plan: Plan, context: Context) -> Forecast:

@@ -38,6 +38,7 @@ class Passes:
         verifiers = {verifier for plan in space for verifier, _, _ in plan.edges()}
         below = [priors.middle_ratio if name in verifiers else priors.drafter_ratio for name in space.models[1:]]
         self._ratio = np.array([1.0, *below])[:, None]
+        self._numbers = np.arange(len(self.rows))[:, None]
         self._steps = np.arange(query_lens, dtype=np.float64)
         self._reset()
 
@@ -62,42 +63,47 @@ class Passes:
 
     def profile(self, passes: Iterable[Pass]) -> None:
         """Takes start-up measurements, as they are; the median of like passes."""
-        kinds = self._kinds(passes)
+        kinds = self._kinds([tuple(passes)])
         if kinds:
-            self._add(kinds, kinds.seen, 1)
+            self._add(kinds, kinds.seen)
 
-    def learn(self, passes: Iterable[Pass], rounds: int) -> float:
-        """Takes the passes of some rounds; returns the seconds of outliers.
+    def learn(self, rounds: Sequence[Sequence[Pass]]) -> list[float]:
+        """Takes the passes of some rounds; returns the seconds of outliers in each.
 
         The median of like passes is one observation, pulled in when it is far from what is expected.
         """
-        kinds = self._kinds(passes)
+        outliers = [0.0] * len(rounds)
+        kinds = self._kinds(rounds)
         if not kinds:
-            return 0.0
-        seen = self._clipped(kinds, rounds)
-        np.add.at(self._played, kinds.row, kinds.weight)
-        self._add(kinds, seen, rounds)
-        usual = (2.0 * np.exp(seen)).tolist()
-        far = ((most, spent) for most, spent in zip(usual, kinds.spent) if spent[-1] > most)
-        return float(sum(seconds - most for most, spent in far for seconds in spent if seconds > most))
+            return outliers
+        seen = self._clipped(kinds)
+        self._played += np.bincount(kinds.row, kinds.weight, len(self.rows))
+        self._add(kinds, seen)
+        for usual, spent in zip((2.0 * np.exp(seen)).tolist(), kinds.spent):
+            place = len(spent)
+            while place and spent[place - 1][0] > usual:
+                place -= 1
+                outliers[spent[place][1]] += spent[place][0] - usual
+        return outliers
 
-    def _kinds(self, passes: Iterable[Pass]) -> _Kinds | None:
-        alike: dict[tuple[str, int, int], list[Pass]] = {}
-        for one in passes:
-            key = (one.model, one.query_len, one.batch_size)
-            if key in alike:
-                alike[key].append(one)
-            else:
-                alike[key] = [one]
+    def _kinds(self, rounds: Sequence[Sequence[Pass]]) -> _Kinds | None:
+        alike: dict[tuple[str, int, int], list[tuple[float, int, int]]] = {}
+        for number, passes in enumerate(rounds):
+            for one in passes:
+                key, entry = (one.model, one.query_len, one.batch_size), (one.seconds, number, one.seq_len)
+                if key in alike:
+                    alike[key].append(entry)
+                else:
+                    alike[key] = [entry]
         known = [(key, group) for key, group in alike.items() if key[0] in self.rows and 1 <= key[1] < self.query_lens]
         return _Kinds.of(known, self.rows) if known else None
 
-    def _add(self, kinds: _Kinds, seen: Floats, rounds: int) -> None:
+    def _add(self, kinds: _Kinds, seen: Floats) -> None:
         """One observation of each kind into the regressions and cells."""
         features, weight = kinds.features, kinds.weight
-        members = (np.arange(len(self.rows))[:, None] == kinds.row) * weight  # [models, kinds]
+        members = (self._numbers == kinds.row) * weight  # [models, kinds]
         relative = features * np.exp(-seen)[:, None]
-        keep = np.where(members.any(axis=1), self._priors.round_keep**rounds, 1.0)
+        keep = self._priors.round_keep ** np.max((members > 0.0) * kinds.rounds, axis=1)
         gained = members.sum(axis=1)
         self._count = self._count * keep + gained
         self._fresh += gained
@@ -105,35 +111,38 @@ class Passes:
         self._sums = self._sums * keep[:, None] + members @ relative
         products = (relative[:, :, None] * relative[:, None, :]).reshape(-1, 16)
         self._moments = self._moments * keep[:, None, None] + (members @ products).reshape(-1, 4, 4)
-        sums = weight * np.array((np.ones_like(seen), seen, kinds.batch, kinds.cached))  # [4, kinds], see _SLOTS
+        sums = (weight * np.array((np.ones_like(seen), seen, kinds.batch, kinds.cached))).T  # [kinds, 4], see _SLOTS
+        fade = (self._priors.pass_keep**kinds.rounds)[:, None]
         for bucket, held in kinds.buckets():
             cells = self._at(bucket).reshape(len(_SLOTS), -1).T  # [models x query_lens, 4]
             at = kinds.row[held] * self.query_lens + kinds.query_len[held]
-            cells[at] *= self._priors.pass_keep**rounds
-            np.add.at(cells, at, sums[:, held].T)
+            cells[at] *= fade[held]
+            np.add.at(cells, at, sums[held])
 
-    def _clipped(self, kinds: _Kinds, rounds: int) -> Floats:
+    def _clipped(self, kinds: _Kinds) -> Floats:
         """Log seconds, pulled to three spreads per round from what is expected, which residuals teach; [kinds]."""
-        cells = np.zeros((2, len(kinds.row)))  # passes, log seconds
-        for bucket, held in kinds.buckets():
-            cells[:, held] = self._at(bucket)[:2, kinds.row[held], kinds.query_len[held]]
         sure = self._count[kinds.row] >= _KNOWN
         if not sure.any():
             return kinds.seen
+        cells = np.empty((2, len(kinds.row)))  # passes, log seconds
+        for bucket, held in kinds.buckets():
+            cells[:, held] = self._at(bucket)[:2, kinds.row[held], kinds.query_len[held]]
         known = cells[0] >= _KNOWN
-        lines = np.einsum("kf,kf->k", kinds.features, self._coefficients()[kinds.row])
+        lines = (kinds.features * self._coefficients()[kinds.row]).sum(axis=1)
         expected = np.where(known, cells[1] / np.maximum(cells[0], _KNOWN), np.log(np.maximum(lines, 1e-9)))
         total, weight = self._spread[:, kinds.row]
-        limit = np.maximum(3.0 * total / weight, np.where(known, 0.15, 1.0)) * rounds
-        residual = np.clip(kinds.seen - expected, -limit, limit)
-        fade = 0.95**rounds
-        for row, size in zip(kinds.row[sure].tolist(), np.abs(residual[sure]).tolist()):
-            self._spread[:, row] = self._spread[:, row] * fade + (1.0 - fade) * np.array((1.25 * size, 1.0))
+        limit = np.maximum(3.0 * total / weight, np.where(known, 0.15, 1.0)) * kinds.rounds
+        residual = np.minimum(np.maximum(kinds.seen - expected, -limit), limit)
+        told = np.bincount(kinds.row, sure * kinds.rounds, len(self.rows))
+        size = np.bincount(kinds.row, sure * kinds.rounds * np.abs(residual), len(self.rows))
+        fade = 0.95**told
+        self._spread[0] = self._spread[0] * fade + (1.0 - fade) * 1.25 * size / np.maximum(told, 1.0)
+        self._spread[1] = self._spread[1] * fade + (1.0 - fade)
         return np.where(sure, expected + residual, kinds.seen)
 
     def _coefficients(self) -> Floats:
-        """Seconds per regressor, [models, 4]; a model is fitted again once an eighth of its passes is new."""
-        for row in np.flatnonzero(self._fresh > self._count / 8.0):
+        """Seconds per regressor, [models, 4]; a model is fitted again once half of its passes are new."""
+        for row in np.flatnonzero(self._fresh > self._count / 2.0):
             prior = math.exp(self._scale[row] / self._count[row]) * _SHAPE
             moments = self._moments[row] * np.outer(prior, prior) + _RIDGE * np.eye(4)  # in units of the prior
             root = np.linalg.cholesky(moments)
@@ -216,20 +225,29 @@ class _Kinds:
     query_len: NDArray[np.intp]
     batch: NDArray[np.intp]
     weight: Floats  # passes
+    rounds: Floats  # in which there was one
     cached: Floats  # mean tokens over the batch
     seen: Floats  # log of the median seconds
     features: Floats  # [kinds, 4]
-    spent: list[list[float]]  # seconds, ascending
+    spent: list[list[tuple[float, int, int]]]  # seconds, round, cached tokens of a row; by seconds
 
     @classmethod
-    def of(cls, known: Sequence[tuple[tuple[str, int, int], list[Pass]]], rows: Mapping[str, int]) -> _Kinds:
-        spent = [sorted([one.seconds for one in group]) for _, group in known]
+    def of(
+        cls, known: Sequence[tuple[tuple[str, int, int], list[tuple[float, int, int]]]], rows: Mapping[str, int]
+    ) -> _Kinds:
+        for _, group in known:
+            group.sort()
         row, query_len, batch = np.array([(rows[model], q, size) for (model, q, size), _ in known]).T
-        weight = np.array([float(len(seconds)) for seconds in spent])
-        cached = batch * np.array([sum([one.seq_len for one in group]) for _, group in known]) / weight
-        seen = np.log([max(seconds[len(seconds) // 2], 1e-9) for seconds in spent])
+        weight, rounds, seen, seq_len = np.array(
+            [
+                (len(group), len({one[1] for one in group}), group[len(group) // 2][0], sum([one[2] for one in group]))
+                for _, group in known
+            ]
+        ).T
+        cached = batch * seq_len / weight
         features = np.array((np.ones_like(weight), query_len, batch * query_len, cached / _CONTEXT)).T
-        return cls(row, query_len, batch, weight, cached, seen, features, spent)
+        spent = [group for _, group in known]
+        return cls(row, query_len, batch, weight, rounds, cached, np.log(np.maximum(seen, 1e-9)), features, spent)
 
     def buckets(self) -> list[tuple[int, slice | NDArray[np.bool_]]]:
         """Which kinds belong to which bucket of batch sizes."""
