@@ -163,16 +163,17 @@ class Acceptance:
     def sample(self, tag: str, rng: np.random.Generator, draws: int, sharpness: float) -> Floats:
         """Draws from the posterior with its counts multiplied by ``sharpness``; [draws, edges, positions].
 
-        Rates are exact; positions, whose Betas rest on ``position_strength`` or more, are normal on the logit scale.
+        Rates are exact; positions, whose Betas rest on ``position_strength`` or more, are normal on the arcsine scale,
+        where the variance of a share does not depend on the share.
         """
         counts = self._pooled(tag)
         yes, no = self._rate(counts)
         rate = rng.beta(sharpness * yes, sharpness * no, size=(draws, len(yes)))
         above, below = self._positions(counts, rate)
         total = above + below
-        spread = np.sqrt(total * total / ((sharpness * total + 1.0) * above * below))
-        odds = above / below * np.exp(spread * rng.standard_normal(spread.shape))
-        hazards: Floats = odds / (1.0 + odds)
+        angle = np.arcsin(np.sqrt(above / total))
+        angle += rng.standard_normal(angle.shape) / (2.0 * np.sqrt(sharpness * total + 1.0))
+        hazards: Floats = np.sin(np.minimum(np.maximum(angle, 0.0), 0.5 * np.pi)) ** 2
         return hazards
 
     def upper(self, tag: str, delta: float) -> Floats:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from adaspec.costs import CostModel
 from adaspec.explanation import EdgePart, Explanation, PassPart
+from adaspec.holding import TRUSTED_ROUNDS, Hold, Ranking, Seen
 from adaspec.merging import added
 from adaspec.outcome import Decision, Pass, RoundOutcome
 from adaspec.plan import Context, Override, Plan, PlanSpace
@@ -19,10 +19,6 @@ from adaspec.policy import Policy, ThompsonSampling
 from adaspec.theory import Floats
 
 _FORMAT, _VERSION = "adaspec.controller", 2
-_TRUSTED_ROUNDS = 32.0  # after this many rounds of a plan a few bad ones are half taken for chance
-_PATIENT_ROUNDS = 16  # rounds of a context that earn its laws another use
-_SOARED = 1.3  # share of the forecast from which a hold calls for a new law
-_FORECAST_ROUNDS = 64  # rounds of a context after which the forecasts that holds are judged by are old
 _OPEN_TICKETS = 4096  # older unanswered tickets are given up: their requests were aborted
 _CONTEXTS = 256  # contexts whose plan is held; that of the one unused for longest is given up
 
@@ -38,58 +34,6 @@ class Row:
     share: float
     forecast: float
     measured: float | None
-
-
-@dataclass(slots=True)
-class _Ranking:
-    """What is thought of the plans in one context (bucket of batch sizes, tag), and how long that holds."""
-
-    rounds: int = 0  # handed out so far
-    uses: int = 0  # pulls for which ``law`` is still good
-    law: Floats = field(default_factory=lambda: np.zeros(0))
-    due: int = 0  # rounds after which ``rates`` are old
-    rates: Floats = field(default_factory=lambda: np.zeros(0))  # forecast per row
-
-    def drop(self, arm: int, familiar: bool) -> None:
-        """After a collapse: the law goes on without an untried plan, but is void when a familiar one failed."""
-        left = self.law.copy()
-        left[arm] = 0.0
-        total = float(left.sum())
-        if familiar or not total:
-            self.uses = 0
-        else:
-            self.law = left / total
-
-
-@dataclass(slots=True)
-class _Hold:
-    """One pull of the policy: a plan that is kept for some rounds, and what they have brought so far."""
-
-    arm: int
-    propensity: float
-    left: int  # rounds still to hand out
-    rate: float = 0.0  # tokens per second forecast
-    floor: float = 0.0  # those below which it ends early ...
-    chance: float = 0.0  # ... less this share of them after the first round, shrinking with their root
-    ranking: _Ranking | None = None  # what it was pulled from; None: a request asked for it
-    open: int = 0  # tickets handed out and not back yet
-    rounds: list[RoundOutcome] = field(default_factory=list)
-    tokens: int = 0
-    seconds: float = 0.0  # catch-up aside
-
-    def add(self, outcome: RoundOutcome) -> None:
-        self.open -= 1
-        self.rounds.append(outcome)
-        self.tokens += outcome.tokens
-        self.seconds += max(outcome.seconds - outcome.catch_up_seconds, 0.0)
-
-    def collapsed(self) -> bool:
-        """Whether the rate, catch-up aside, is below the floor."""
-        return self.tokens < self.floor * (1.0 - self.chance / math.sqrt(len(self.rounds))) * self.seconds
-
-    def soared(self) -> bool:
-        """Whether the rate, catch-up aside, is far above the forecast."""
-        return self.tokens > _SOARED * self.rate * self.seconds
 
 
 class Controller:
@@ -113,7 +57,7 @@ class Controller:
         hold: rounds per pull.
         collapse: a hold ends early below this share of the forecast rate (of a plan that was played often: below less
             of it in the first rounds, which may be chance); 0 never ends one early.
-        patience: pulls that a law of the policy serves at most, unless one of them collapses.
+        patience: pulls that a law of the policy serves at most, once a context has seen some rounds.
         seed: of the policy's draws.
 
     Raises:
@@ -127,7 +71,7 @@ class Controller:
         costs: CostModel | None = None,
         hold: int = 4,
         collapse: float = 0.7,
-        patience: int = 4,
+        patience: int = 16,
         seed: int = 0,
     ) -> None:
         if hold < 1:
@@ -144,9 +88,9 @@ class Controller:
         self._hold, self._collapse, self._patience = hold, collapse, patience
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
-        self._holds: dict[_Key, _Hold] = {}
-        self._rankings: dict[tuple[int, str], _Ranking] = {}
-        self._open: dict[int, tuple[Decision, _Hold]] = {}
+        self._holds: dict[_Key, Hold] = {}
+        self._rankings: dict[tuple[int, str], Ranking] = {}
+        self._open: dict[int, tuple[Decision, Hold]] = {}
         self._next_id = 0
         self._context = Context()
         self._rounds = np.zeros(len(space), dtype=np.int64)
@@ -205,12 +149,8 @@ class Controller:
             self._rounds[hold.arm] += 1
             self._tokens[hold.arm] += outcome.tokens
             self._seconds[hold.arm] += outcome.seconds
-            if hold.left and hold.collapsed():
-                hold.left = 0
-                if hold.ranking:
-                    hold.ranking.drop(hold.arm, hold.chance >= 0.5)
-            if hold.ranking and (self._costs.changes > changes or (not hold.left and hold.soared())):
-                hold.ranking.uses = 0
+            if hold.ranking and self._costs.changes > changes:
+                hold.ranking.restart()
             self._settle(hold)
 
     def table(self, context: Context | None = None) -> list[Row]:
@@ -280,37 +220,41 @@ class Controller:
         totals = added([state["totals"] for state in states])
         return {**states[0], "totals": totals, "costs": CostModel.merge([state["costs"] for state in states])}
 
-    def _pull(self, context: Context, override: Override | None) -> _Hold:
+    def _pull(self, context: Context, override: Override | None) -> Hold:
         if override is not None and override.plan is not None:
             if override.plan not in self.space:
                 raise ValueError(f"the space does not hold the pinned plan {override.plan}")
-            return _Hold(self.space.arm(override.plan), 1.0, self._hold)
+            return Hold(self.space.arm(override.plan), 1.0, self._hold)
         ranking = self._ranking(context)
         ranking.uses -= 1
         ranking.rounds += self._hold
         law = ranking.law if override is None else self._restricted(ranking, override)
         steps = np.cumsum(law)
         arm = int(np.searchsorted(steps, self._rng.random() * steps[-1], side="right"))
-        trust = float(self._rounds[arm] / (self._rounds[arm] + _TRUSTED_ROUNDS))
-        rate = float(ranking.rates[arm]) * context.batch_size
-        return _Hold(arm, float(law[arm]), self._hold, rate, self._collapse * rate, trust, ranking)
+        floor = self._collapse * float(ranking.rates[arm]) * context.batch_size
+        best = float(ranking.rates.max()) * context.batch_size
+        trust = float(self._rounds[arm] / (self._rounds[arm] + TRUSTED_ROUNDS))
+        seen = ranking.seen.setdefault(arm, Seen())
+        return Hold(arm, float(law[arm]), self._hold, best, floor, trust, ranking, seen=seen)
 
-    def _ranking(self, context: Context) -> _Ranking:
+    def _ranking(self, context: Context) -> Ranking:
         """The law and the forecasts of a context, renewed when they are used up."""
         key = (context.bucket, context.tag)
-        known = self._rankings.pop(key, None) or _Ranking()
+        known = self._rankings.pop(key, None) or Ranking()
         self._rankings[key] = known
         if len(self._rankings) > _CONTEXTS:
             self._rankings.pop(next(iter(self._rankings)))
         if not known.uses:
-            known.law = self._policy.probabilities(self._costs, context, self._rng)
-            known.uses = min(self._patience, 1 + known.rounds // _PATIENT_ROUNDS)
-        if known.rounds >= known.due:
-            known.rates = self._costs.rates(context) / context.batch_size
-            known.due = known.rounds + min(max(known.rounds, 1), _FORECAST_ROUNDS)
+            changes = self._costs.changes
+            law = self._policy.probabilities(self._costs, context, self._rng)
+            if self._costs.changes > changes:
+                known.restart()
+            known.renew(law, self._patience)
+        if known.old:
+            known.forecast(self._costs.rates(context) / context.batch_size)
         return known
 
-    def _restricted(self, ranking: _Ranking, override: Override) -> Floats:
+    def _restricted(self, ranking: Ranking, override: Override) -> Floats:
         """The law over the plans that a request allows; the best of them by forecast where the law has none."""
         allowed = np.array([override.allows(plan) for plan in self.space])
         left: Floats = np.where(allowed, ranking.law, 0.0)
@@ -319,7 +263,7 @@ class Controller:
         left /= left.sum()
         return left
 
-    def _keep(self, key: _Key, hold: _Hold) -> None:
+    def _keep(self, key: _Key, hold: Hold) -> None:
         self._holds.pop(key, None)
         self._holds[key] = hold
         if len(self._holds) > _CONTEXTS:
@@ -370,7 +314,7 @@ class Controller:
         hold.open -= 1
         self._settle(hold)
 
-    def _settle(self, hold: _Hold) -> None:
+    def _settle(self, hold: Hold) -> None:
         """Reports a hold to the policy once all its rounds are handed out and back."""
         if hold.ranking and hold.rounds and not (hold.left or hold.open):
             self._policy.observe(hold.arm, hold.propensity, hold.rounds)

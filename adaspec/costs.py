@@ -25,7 +25,7 @@ from adaspec.priors import CostPriors
 from adaspec.rounds import Rounds
 from adaspec.theory import Edge, Floats, Forecast, forecast
 
-_PENDING = 16  # rounds that are learned together at most
+_PENDING = 32  # rounds that are learned together at most
 _Round: TypeAlias = tuple[Decision, RoundOutcome]
 _FAR = 2.0  # log seconds by which one round may move what its passes are believed to take
 
