@@ -250,8 +250,8 @@ class Controller:
             if self._costs.changes > changes:
                 known.restart()
             known.renew(law, self._patience)
-        if known.old:
-            known.forecast(self._costs.rates(context) / context.batch_size)
+            if known.old:
+                known.forecast(self._costs.rates(context) / context.batch_size)
         return known
 
     def _restricted(self, ranking: Ranking, override: Override) -> Floats:

@@ -11,7 +11,7 @@ from adaspec.outcome import RoundOutcome
 from adaspec.theory import Floats
 
 TRUSTED_ROUNDS = 32.0  # after this many rounds of a plan a few bad ones are half taken for chance
-_PATIENT_ROUNDS = 16  # rounds of a context that earn its laws another use
+_PATIENT_ROUNDS = 32  # rounds of a context that earn its laws another use
 _FORECAST_ROUNDS = 64  # rounds of a context after which the forecasts that holds are judged by are old
 _CHANCE = 1.25  # share of a trusted plan's floor that chance may take in one round, shrinking with the rounds' root
 _SOARED = 0.8  # excess over the best forecast, shrinking likewise, from which the law is void

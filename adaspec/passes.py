@@ -20,6 +20,8 @@ _RIDGE = 0.01  # weight of the shape below, in passes
 _SHAPE = np.array([1.0, 0.02, 0.02, 0.05])  # relative seconds: per pass, per position, per batch x position, per ...
 _CONTEXT = 1024.0  # ... this many cached tokens of the batch
 _KNOWN = 3.0  # passes before an observation can be an outlier
+_MEDIAN = 2.0 / math.pi  # variance of one over that of a median, per value
+_MANY = 10.0  # beyond it, what moves a median is no noise of its passes
 _SLOTS = ("count", "log", "batch", "cached")  # of a cell: sums over passes
 
 
@@ -70,7 +72,7 @@ class Passes:
     def learn(self, rounds: Sequence[Sequence[Pass]]) -> list[float]:
         """Takes the passes of some rounds; returns the seconds of outliers in each.
 
-        The median of like passes is one observation, pulled in when it is far from what is expected.
+        The (lower) median of like passes is one observation, pulled in when it is far from what is expected.
         """
         outliers = [0.0] * len(rounds)
         kinds = self._kinds(rounds)
@@ -120,7 +122,10 @@ class Passes:
             np.add.at(cells, at, sums[held])
 
     def _clipped(self, kinds: _Kinds) -> Floats:
-        """Log seconds, pulled to three spreads per round from what is expected, which residuals teach; [kinds]."""
+        """Log seconds, pulled to three spreads from what is expected per round that it takes to move a median; [kinds].
+
+        Residuals teach the spread.
+        """
         sure = self._count[kinds.row] >= _KNOWN
         if not sure.any():
             return kinds.seen
@@ -131,10 +136,11 @@ class Passes:
         lines = (kinds.features * self._coefficients()[kinds.row]).sum(axis=1)
         expected = np.where(known, cells[1] / np.maximum(cells[0], _KNOWN), np.log(np.maximum(lines, 1e-9)))
         total, weight = self._spread[:, kinds.row]
-        limit = np.maximum(3.0 * total / weight, np.where(known, 0.15, 1.0)) * kinds.rounds
+        limit = np.maximum(3.0 * total / weight, np.where(known, 0.15, 1.0)) * ((kinds.rounds + 1.0) // 2.0)
         residual = np.minimum(np.maximum(kinds.seen - expected, -limit), limit)
         told = np.bincount(kinds.row, sure * kinds.rounds, len(self.rows))
-        size = np.bincount(kinds.row, sure * kinds.rounds * np.abs(residual), len(self.rows))
+        single = np.abs(residual) * np.sqrt(np.clip(_MEDIAN * kinds.weight, 1.0, _MANY))  # of one pass, not of a median
+        size = np.bincount(kinds.row, sure * kinds.rounds * single, len(self.rows))
         fade = 0.95**told
         self._spread[0] = self._spread[0] * fade + (1.0 - fade) * 1.25 * size / np.maximum(told, 1.0)
         self._spread[1] = self._spread[1] * fade + (1.0 - fade)
@@ -240,7 +246,12 @@ class _Kinds:
         row, query_len, batch = np.array([(rows[model], q, size) for (model, q, size), _ in known]).T
         weight, rounds, seen, seq_len = np.array(
             [
-                (len(group), len({one[1] for one in group}), group[len(group) // 2][0], sum([one[2] for one in group]))
+                (
+                    len(group),
+                    len({one[1] for one in group}),
+                    group[(len(group) - 1) // 2][0],
+                    sum([one[2] for one in group]),
+                )
                 for _, group in known
             ]
         ).T
