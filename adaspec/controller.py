@@ -70,8 +70,8 @@ class Controller:
         policy: Policy | None = None,
         costs: CostModel | None = None,
         hold: int = 4,
-        collapse: float = 0.7,
-        patience: int = 16,
+        collapse: float = 0.8,
+        patience: int = 8,
         seed: int = 0,
     ) -> None:
         if hold < 1:

@@ -46,7 +46,7 @@ class CostPriors:
     drafter_ratio: float = 0.1
     pass_spread: float = 0.1
     unmeasured_spread: float = 0.5
-    profile_spread: float = 0.15
+    profile_spread: float = 0.05
     pass_strength: float = 4.0
     residual_spread: float = 0.05
     residual_strength: float = 40.0
