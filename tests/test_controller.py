@@ -245,21 +245,6 @@ def test_a_law_serves_more_pulls_the_longer_a_context_is_known():
     assert policy.arms == 200
 
 
-def test_the_rounds_of_a_plan_add_up_against_it_over_its_holds():
-    """A familiar plan is not dropped for one bad round, but is for several, though each hold is short."""
-    controller, policy = Controller(PlanSpace([Plan(("t",))]), scripted()[1], hold=2, patience=100), None
-    del policy
-    for _ in range(300):
-        controller.observe(controller.choose(Context()), RoundOutcome(1, 0.1))
-    before = controller._rankings[1, ""].uses
-    assert before > 2
-    controller.observe(controller.choose(Context()), RoundOutcome(0, 0.1))
-    assert controller._rankings[1, ""].uses >= before - 1
-    for _ in range(40):
-        controller.observe(controller.choose(Context()), RoundOutcome(0, 0.1))
-    assert controller._rankings[1, ""].uses < before - 20 or controller._rankings[1, ""].seen[0].rounds < 40
-
-
 def test_a_request_may_pin_a_plan():
     controller, policy = scripted(hold=2, collapse=0.0)
     pinned = Override(plan=Plan.parse("t/d:4"))
