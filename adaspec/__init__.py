@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from adaspec.controller import Controller, Row
     from adaspec.costs import CostModel
-    from adaspec.estimators import CostPriors
+    from adaspec.explanation import EdgePart, Explanation, PassPart
+    from adaspec.forecaster import Forecaster
     from adaspec.outcome import Decision, EdgeOutcome, Pass, RoundOutcome
-    from adaspec.plan import Context, Plan, PlanSpace
+    from adaspec.plan import Context, Override, Plan, PlanSpace
     from adaspec.policy import EpsilonGreedy, Exp3, Fixed, Optimistic, Policy, ThompsonSampling
-    from adaspec.theory import Forecast, Forecaster, accepted_length, forecast
+    from adaspec.priors import CostPriors
+    from adaspec.theory import Forecast, Insertion, accepted_length, accepted_variance, forecast, insertion_gain
 
 __all__ = [
     "Context",
@@ -22,13 +24,18 @@ __all__ = [
     "CostPriors",
     "Decision",
     "EdgeOutcome",
+    "EdgePart",
     "EpsilonGreedy",
     "Exp3",
+    "Explanation",
     "Fixed",
     "Forecast",
     "Forecaster",
+    "Insertion",
     "Optimistic",
+    "Override",
     "Pass",
+    "PassPart",
     "Plan",
     "PlanSpace",
     "Policy",
@@ -36,16 +43,20 @@ __all__ = [
     "Row",
     "ThompsonSampling",
     "accepted_length",
+    "accepted_variance",
     "forecast",
+    "insertion_gain",
 ]
 _HOMES = {
     "adaspec.controller": ("Controller", "Row"),
     "adaspec.costs": ("CostModel",),
-    "adaspec.estimators": ("CostPriors",),
+    "adaspec.explanation": ("EdgePart", "Explanation", "PassPart"),
+    "adaspec.forecaster": ("Forecaster",),
     "adaspec.outcome": ("Decision", "EdgeOutcome", "Pass", "RoundOutcome"),
-    "adaspec.plan": ("Context", "Plan", "PlanSpace"),
+    "adaspec.plan": ("Context", "Override", "Plan", "PlanSpace"),
     "adaspec.policy": ("EpsilonGreedy", "Exp3", "Fixed", "Optimistic", "Policy", "ThompsonSampling"),
-    "adaspec.theory": ("Forecast", "Forecaster", "accepted_length", "forecast"),
+    "adaspec.priors": ("CostPriors",),
+    "adaspec.theory": ("Forecast", "Insertion", "accepted_length", "accepted_variance", "forecast", "insertion_gain"),
 }
 
 

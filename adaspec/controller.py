@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from adaspec.costs import CostModel
+from adaspec.explanation import EdgePart, Explanation, PassPart
+from adaspec.holding import TRUSTED_ROUNDS, Hold, Ranking, Seen
+from adaspec.merging import added
 from adaspec.outcome import Decision, Pass, RoundOutcome
-from adaspec.plan import Context, Plan, PlanSpace
+from adaspec.plan import Context, Override, Plan, PlanSpace
 from adaspec.policy import Policy, ThompsonSampling
+from adaspec.theory import Floats
 
-_FORMAT, _VERSION = "adaspec.controller", 1
-_TRUSTED_ROUNDS = 32  # a plan played this often is doubted half as easily: a few bad rounds are chance
+_FORMAT, _VERSION = "adaspec.controller", 2
 _OPEN_TICKETS = 4096  # older unanswered tickets are given up: their requests were aborted
+_CONTEXTS = 256  # contexts whose plan is held; that of the one unused for longest is given up
+
+_Key = tuple[int, str, Override | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,33 +36,13 @@ class Row:
     measured: float | None
 
 
-@dataclass(slots=True)
-class _Hold:
-    """One pull of the policy: a plan that is kept for some rounds, and what they have brought so far."""
-
-    arm: int
-    propensity: float
-    floor: float  # tokens per second below which it ends early
-    left: int  # rounds still to hand out
-    open: int = 0  # tickets handed out and not back yet
-    rounds: list[RoundOutcome] = field(default_factory=list)
-
-    def add(self, outcome: RoundOutcome) -> None:
-        self.open -= 1
-        self.rounds.append(outcome)
-
-    def collapsed(self) -> bool:
-        """Whether the rate, catch-up aside, is below the floor."""
-        seconds = sum(max(outcome.seconds - outcome.catch_up_seconds, 0.0) for outcome in self.rounds)
-        return sum(outcome.tokens for outcome in self.rounds) < self.floor * seconds
-
-
 class Controller:
     """Chooses a plan before every round of decoding and learns from the rounds' outcomes.
 
-    A chosen plan is held for a few rounds of its context (batch size and tag), since a switch costs catch-up and a
-    ranking costs time; a hold is one pull of the policy. It ends early when its measured rate collapses against the
-    forecast. Outcomes may come back late, in any order, or never. All methods may be called from several threads.
+    A chosen plan is held for a few rounds of its context (bucket of batch sizes and tag), since a switch costs catch-up
+    and a ranking costs time; a hold is one pull of the policy. It ends early when its measured rate collapses against
+    the forecast. Once a context has seen some rounds, a law of the policy serves several pulls. Outcomes may come back
+    late, in any order, or never. A request may override the policy. All methods may be called from several threads.
 
     Example:
         >>> space = PlanSpace.grid("target", ["draft"], [2, 4])
@@ -69,12 +55,13 @@ class Controller:
         policy: how to pick; Thompson sampling by default.
         costs: what is already believed, over the same space; nothing by default.
         hold: rounds per pull.
-        collapse: a hold of a new plan ends early below this share of the forecast rate (of a plan that was played
-            often: below less of it); 0 never ends one early.
+        collapse: a hold ends early below this share of the forecast rate (of a plan that was played often: below less
+            of it in the first rounds, which may be chance); 0 never ends one early.
+        patience: pulls that a law of the policy serves at most, once a context has seen some rounds.
         seed: of the policy's draws.
 
     Raises:
-        ValueError: hold below 1, collapse outside [0, 1), or costs over another space.
+        ValueError: hold or patience below 1, collapse outside [0, 1), or costs over another space.
     """
 
     def __init__(
@@ -83,11 +70,14 @@ class Controller:
         policy: Policy | None = None,
         costs: CostModel | None = None,
         hold: int = 4,
-        collapse: float = 0.7,
+        collapse: float = 0.8,
+        patience: int = 8,
         seed: int = 0,
     ) -> None:
         if hold < 1:
             raise ValueError(f"a plan is held for at least 1 round, got {hold}")
+        if patience < 1:
+            raise ValueError(f"patience is at least 1, got {patience}")
         if not 0.0 <= collapse < 1.0:
             raise ValueError(f"collapse lies in [0, 1), got {collapse}")
         if costs is not None and tuple(costs.space) != tuple(space):
@@ -95,11 +85,12 @@ class Controller:
         self.space = space
         self._policy = policy or ThompsonSampling()
         self._costs = costs or CostModel(space)
-        self._hold, self._collapse = hold, collapse
+        self._hold, self._collapse, self._patience = hold, collapse, patience
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
-        self._holds: dict[tuple[int, str], _Hold] = {}
-        self._open: dict[int, tuple[Decision, _Hold]] = {}
+        self._holds: dict[_Key, Hold] = {}
+        self._rankings: dict[tuple[int, str], Ranking] = {}
+        self._open: dict[int, tuple[Decision, Hold]] = {}
         self._next_id = 0
         self._context = Context()
         self._rounds = np.zeros(len(space), dtype=np.int64)
@@ -115,14 +106,22 @@ class Controller:
         with self._lock:
             self._costs.profile(passes)
 
-    def choose(self, context: Context) -> Decision:
-        """The plan of the next round, as a ticket to hand back to ``observe``."""
+    def choose(self, context: Context, override: Override | None = None) -> Decision:
+        """The plan of the next round, as a ticket to hand back to ``observe``.
+
+        ``override``: what the request demands; the policy chooses among the plans that it leaves, and hears nothing of
+        a pinned one.
+
+        Raises:
+            ValueError: a pinned plan that the space does not hold.
+        """
         with self._lock:
             self._context = context
-            key = (context.batch_size, context.tag)
+            key = (context.bucket, context.tag, override)
             hold = self._holds.get(key)
             if hold is None or hold.left == 0:
-                hold = self._holds[key] = self._pull(context)
+                hold = self._pull(context, override)
+                self._keep(key, hold)
             hold.left -= 1
             hold.open += 1
             decision = Decision(self.space[hold.arm], context, hold.propensity, self._next_id)
@@ -143,14 +142,15 @@ class Controller:
             known, hold = self._open.get(decision.id, (None, None))
             if hold is None or known != decision:
                 raise ValueError(f"decision {decision.id} ({decision.plan}) is not open: unknown, or observed before")
+            changes = self._costs.changes
             self._costs.observe(decision, outcome)
             del self._open[decision.id]
             hold.add(outcome)
             self._rounds[hold.arm] += 1
             self._tokens[hold.arm] += outcome.tokens
             self._seconds[hold.arm] += outcome.seconds
-            if hold.left and hold.collapsed():
-                hold.left = 0
+            if hold.ranking and self._costs.changes > changes:
+                hold.ranking.restart()
             self._settle(hold)
 
     def table(self, context: Context | None = None) -> list[Row]:
@@ -159,6 +159,15 @@ class Controller:
             forecast = self._costs.rates(context or self._context)
             total = max(int(self._rounds.sum()), 1)
             return [self._row(int(arm), float(forecast[arm]), total) for arm in np.argsort(-forecast, kind="stable")]
+
+    def explain(self, decision: Decision) -> Explanation:
+        """What is believed now about the plan of a decision, part by part, and about the best other plan.
+
+        Raises:
+            ValueError: a plan that the space does not hold.
+        """
+        with self._lock:
+            return self._explain(decision)
 
     def state_dict(self) -> dict[str, Any]:
         """What was learned, as a versioned JSON-able dict; open tickets and holds are not kept."""
@@ -189,25 +198,125 @@ class Controller:
             if state["policy"]["name"] == type(self._policy).__name__:
                 self._policy.load_state_dict(state["policy"]["state"])
             self._rng.bit_generator.state = state["rng"]
-            self._holds, self._open = {}, {}
+            self._holds, self._open, self._rankings = {}, {}, {}
             sums = [state["totals"].get(str(plan), (0, 0.0, 0.0)) for plan in self.space]
             self._rounds = np.array([row[0] for row in sums], dtype=np.int64)
             self._tokens, self._seconds = np.array([row[1:] for row in sums], dtype=np.float64).T
 
-    def _pull(self, context: Context) -> _Hold:
-        law = self._policy.probabilities(self._costs, context, self._rng)
-        arm = int(self._rng.choice(len(law), p=law))
-        doubt = self._collapse / (1.0 + self._rounds[arm] / _TRUSTED_ROUNDS)
-        return _Hold(arm, float(law[arm]), float(doubt * self._costs.rates(context)[arm]), self._hold)
+    @staticmethod
+    def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """One state from those of several replicas of one target: their evidence adds up, each as recent as the other.
+
+        Counts and totals are those of one stream of all rounds; so is what is discounted, but for the order. Of the
+        policy's own state and of the random numbers the first replica's are kept.
+
+        Raises:
+            ValueError: no state, or one that ``load_state_dict`` refuses next to the first.
+        """
+        if not states:
+            raise ValueError("there is no state to merge")
+        for state in states:
+            _check(state, states[0].get("target"))
+        totals = added([state["totals"] for state in states])
+        return {**states[0], "totals": totals, "costs": CostModel.merge([state["costs"] for state in states])}
+
+    def _pull(self, context: Context, override: Override | None) -> Hold:
+        if override is not None and override.plan is not None:
+            if override.plan not in self.space:
+                raise ValueError(f"the space does not hold the pinned plan {override.plan}")
+            return Hold(self.space.arm(override.plan), 1.0, self._hold)
+        ranking = self._ranking(context)
+        ranking.uses -= 1
+        ranking.rounds += self._hold
+        law = ranking.law if override is None else self._restricted(ranking, override)
+        steps = np.cumsum(law)
+        arm = int(np.searchsorted(steps, self._rng.random() * steps[-1], side="right"))
+        floor = self._collapse * float(ranking.rates[arm]) * context.batch_size
+        best = float(ranking.rates.max()) * context.batch_size
+        trust = float(self._rounds[arm] / (self._rounds[arm] + TRUSTED_ROUNDS))
+        seen = ranking.seen.setdefault(arm, Seen())
+        return Hold(arm, float(law[arm]), self._hold, best, floor, trust, ranking, seen=seen)
+
+    def _ranking(self, context: Context) -> Ranking:
+        """The law and the forecasts of a context, renewed when they are used up."""
+        key = (context.bucket, context.tag)
+        known = self._rankings.pop(key, None) or Ranking()
+        self._rankings[key] = known
+        if len(self._rankings) > _CONTEXTS:
+            self._rankings.pop(next(iter(self._rankings)))
+        if not known.uses:
+            changes = self._costs.changes
+            law = self._policy.probabilities(self._costs, context, self._rng)
+            if self._costs.changes > changes:
+                known.restart()
+            known.renew(law, self._patience)
+            if known.old:
+                known.forecast(self._costs.rates(context) / context.batch_size)
+        return known
+
+    def _restricted(self, ranking: Ranking, override: Override) -> Floats:
+        """The law over the plans that a request allows; the best of them by forecast where the law has none."""
+        allowed = np.array([override.allows(plan) for plan in self.space])
+        left: Floats = np.where(allowed, ranking.law, 0.0)
+        if not left.any():
+            left[np.where(allowed, ranking.rates, -1.0).argmax()] = 1.0
+        left /= left.sum()
+        return left
+
+    def _keep(self, key: _Key, hold: Hold) -> None:
+        self._holds.pop(key, None)
+        self._holds[key] = hold
+        if len(self._holds) > _CONTEXTS:
+            oldest = self._holds.pop(next(iter(self._holds)))
+            oldest.left = 0
+            self._settle(oldest)
+
+    def _explain(self, decision: Decision) -> Explanation:
+        plan, context, costs = decision.plan, decision.context, self._costs
+        if plan not in self.space:
+            raise ValueError(f"the space does not hold plan {plan}")
+        rates, arm = costs.rates(context), self.space.arm(plan)
+        found, overhead, factor = costs.parts(plan, context)
+        edges = tuple(
+            EdgePart(
+                verifier,
+                drafter,
+                tuple(costs.acceptance(verifier, drafter, context.tag)[:window].tolist()),
+                tuple(costs.drafted(verifier, drafter, context.tag)[:window].tolist()),
+            )
+            for verifier, drafter, window in plan.edges()
+        )
+        passes = tuple(
+            PassPart(
+                name,
+                found.passes_of(name),
+                sum(n * costs.seconds(name, q, context) for (model, q), n in found.passes.items() if model == name),
+            )
+            for name in plan.models
+        )
+        others = np.delete(np.arange(len(rates)), arm)
+        other = int(others[rates[others].argmax()]) if others.size else None
+        rate, recent = costs.measured(plan, context)
+        return Explanation(
+            decision,
+            float(rates[arm]),
+            found.tokens * context.batch_size,
+            edges,
+            passes,
+            overhead,
+            factor,
+            (rate, recent) if recent else None,
+            None if other is None else (self.space[other], float(rates[other])),
+        )
 
     def _give_up(self, ticket: int) -> None:
         _, hold = self._open.pop(ticket)
         hold.open -= 1
         self._settle(hold)
 
-    def _settle(self, hold: _Hold) -> None:
+    def _settle(self, hold: Hold) -> None:
         """Reports a hold to the policy once all its rounds are handed out and back."""
-        if hold.rounds and not (hold.left or hold.open):
+        if hold.ranking and hold.rounds and not (hold.left or hold.open):
             self._policy.observe(hold.arm, hold.propensity, hold.rounds)
 
     def _row(self, arm: int, forecast: float, total: int) -> Row:
@@ -216,10 +325,13 @@ class Controller:
         return Row(self.space[arm], rounds, rounds / total, forecast, measured)
 
 
-def _check(state: Mapping[str, Any], target: str) -> None:
+def _check(state: Mapping[str, Any], target: object) -> None:
+    version = state.get("version")
     if state.get("format") != _FORMAT:
         raise ValueError(f"a controller's state has format {_FORMAT!r}, got {state.get('format')!r}")
-    if state.get("version") != _VERSION:
-        raise ValueError(f"this adaspec reads version {_VERSION} of a controller's state, got {state.get('version')!r}")
+    if version != _VERSION:
+        newer = isinstance(version, int) and version > _VERSION
+        hint = "; a newer adaspec wrote it" if newer else ""
+        raise ValueError(f"this adaspec reads version {_VERSION} of a controller's state, got {version!r}{hint}")
     if state.get("target") != target:
-        raise ValueError(f"the state is of target {state.get('target')!r}, the space is of {target!r}")
+        raise ValueError(f"the state is of target {state.get('target')!r}, not of {target!r}")

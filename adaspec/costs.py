@@ -7,29 +7,42 @@ Every round teaches all plans that share an edge or a model with the one that wa
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from adaspec.estimators import Acceptance, CostPriors, Passes, Rounds
-from adaspec.outcome import Decision, Pass, RoundOutcome
-from adaspec.plan import Context, PlanSpace
-from adaspec.theory import Edge, Floats, Forecaster
+from adaspec.acceptance import Acceptance, check_edge, imputed
+from adaspec.forecaster import Forecaster
+from adaspec.merging import added
+from adaspec.outcome import Decision, EdgeOutcome, Pass, RoundOutcome
+from adaspec.passes import Passes, check_passes
+from adaspec.plan import Context, Plan, PlanSpace
+from adaspec.priors import CostPriors
+from adaspec.rounds import Rounds
+from adaspec.theory import Edge, Floats, Forecast, forecast
+
+_PENDING = 32  # rounds that are learned together at most
+_Round: TypeAlias = tuple[Decision, RoundOutcome]
+_FAR = 2.0  # log seconds by which one round may move what its passes are believed to take
 
 
 class CostModel:
     """Learns the parts of every plan's speed from rounds, and forecasts every plan of a space from the parts.
 
     Acceptance is a discounted Beta per (verifier, drafter) and position, shrunk to one rate per edge and extrapolated
-    geometrically. Seconds are a regression per model on (1, query length, batch x query length, cached tokens), with
-    a correction per query length actually seen; before any pass of a model they are a guess from its place in the
-    chains. What a round spends outside its passes is learned per depth. A plan's own rounds (catch-up included, so a
-    plan pays for what its switches cost, spread over its rounds) correct its forecast by a factor.
+    geometrically; so is the length of drafts. Both are kept per tag and shrink to what all tags show. Seconds are a
+    regression per model on (1, query length, batch x query length, cached tokens), with a correction per query length
+    and bucket of batch sizes actually seen; before any pass of a model they are a guess from its place in the chains.
+    What a round spends outside its passes is learned per depth. A plan's own rounds (catch-up included, so a plan pays
+    for what its switches cost, spread over its rounds) correct its forecast by a factor, per batch size and tag.
 
-    Edges, models and query lengths that no plan of the space uses are passed over.
+    Outcomes may come late and in any order. An engine that does not tell its passes is understood from the seconds of
+    its rounds, one that does not tell its edges from their tokens. Rounds are learned together when beliefs are next
+    asked for. Edges, models and query lengths that no plan of the space uses are passed over.
 
     Args:
         space: the plans.
@@ -47,50 +60,61 @@ class CostModel:
     ) -> None:
         self.space = space
         self.priors = priors or CostPriors()
+        self._one_pass = frozenset(one_pass)
         self._forecaster = Forecaster(space, one_pass)
         edges, positions = self._forecaster.edges, self._forecaster.positions
-        self._acceptance = Acceptance(edges, positions, self.priors, acceptance or {})
+        self._acceptance = Acceptance(edges, positions, self.priors, acceptance or {}, space)
         self._passes = Passes(space, self._forecaster.query_lens, self.priors)
-        self._depths = np.array([plan.depth for plan in space])
-        self._rounds: dict[int, Rounds] = {}
+        self._rounds = Rounds(space, self.priors)
+        pairs = [{edge[:2] for edge in plan.edges()} for plan in space]
+        self._holders = np.array([[edge in held for held in pairs] for edge in edges])  # [edges, plans]
+        self.changes = 0  # of an edge's acceptance that were noticed so far
+        self._pending: list[_Round] = []
+        self._known: tuple[Context, Floats, Floats] | None = None  # the latest forecast
 
     def profile(self, passes: Iterable[Pass]) -> None:
-        """Takes start-up measurements as first observations; several of one kind count by their median."""
-        self._passes.learn(passes, clip=False)
+        """Takes start-up measurements as first observations; several of one kind count by their median.
+
+        Raises:
+            ValueError: a pass whose seconds are negative or no number.
+        """
+        given = tuple(passes)
+        check_passes(given)
+        self._settle()
+        self._known = None
+        self._passes.profile(given)
 
     def observe(self, decision: Decision, outcome: RoundOutcome) -> None:
         """Learns from one round.
 
         Raises:
-            ValueError: a plan that the space does not hold, seconds that are not above 0, or negative tokens.
+            ValueError: a plan that the space does not hold, seconds that are not above 0, negative tokens, or counts
+                that contradict themselves.
         """
         if decision.plan not in self.space:
             raise ValueError(f"the space does not hold plan {decision.plan}")
         if not (0.0 < outcome.seconds < math.inf and outcome.tokens >= 0):
             raise ValueError(f"a round takes time and loses no token: {outcome.tokens} in {outcome.seconds} s")
-        priors, rounds = self.priors, self._at(decision.context.batch_size)
-        self._acceptance.forget()
-        self._passes.forget(decision.context.batch_size)
-        rounds.forget(priors.idle_keep)
         for edge in (*outcome.edges, *outcome.scored):
-            if self._acceptance.learn(edge):
-                rounds.doubt(self._holds(edge.verifier, edge.drafter))
-        clipped = self._passes.learn(outcome.passes)
-        rounds.add(self.space.arm(decision.plan), outcome.tokens, outcome.seconds - clipped, priors.round_keep)
-        if outcome.passes:
-            inside = sum(one.seconds for one in outcome.passes)
-            outside = min(max(outcome.seconds - inside - outcome.catch_up_seconds, 0.0), inside)
-            rounds.add_overhead(decision.plan.depth, outside, priors.round_keep)
+            check_edge(edge)
+        check_passes(outcome.passes)
+        self._pending.append((decision, outcome))
+        if len(self._pending) >= _PENDING:
+            self._settle()
 
     def forecast(self, context: Context) -> tuple[Floats, Floats]:
         """Expected (tokens, seconds) of a round by the theorem alone, over all rows; [plans] each."""
-        logs, _, _ = self._passes.table(context)
-        return self._evaluate(self._acceptance.mean(), np.exp(logs), context)
+        self._settle()
+        if self._known is None or self._known[0] != context:
+            logs, _, _ = self._passes.table(context)
+            self._known = (context, *self._evaluate(self._acceptance.mean(context.tag), np.exp(logs), context))
+        return self._known[1:]
 
     def rates(self, context: Context) -> Floats:
         """Expected tokens per second of every plan, measurement included; [plans]."""
         tokens, seconds = self.forecast(context)
-        return tokens / seconds * np.exp(self._residual(tokens / seconds, context)[0])
+        rates: Floats = tokens / seconds * np.exp(self._residual(tokens / seconds, context)[0])
+        return rates
 
     def sample_rates(
         self, rng: np.random.Generator, context: Context, draws: int = 1, sharpness: float = 1.0
@@ -101,14 +125,16 @@ class CostModel:
         only the residuals are drawn per plan. ``sharpness`` multiplies the counts behind the posterior (it divides
         its variances); 1 is the posterior itself.
         """
+        self._settle()
         logs, common, cell = self._passes.table(context)
         wide = 1.0 / math.sqrt(sharpness)
-        logs = logs + wide * common * rng.standard_normal((draws, len(logs), 1))
-        logs = logs + wide * cell * rng.standard_normal((draws, *cell.shape))
-        hazards = self._acceptance.sample(rng, draws, sharpness)
+        luck = rng.standard_normal((draws, len(logs), 1 + logs.shape[1]))
+        logs = logs + wide * (common * luck[..., :1] + cell * luck[..., 1:])
+        hazards = self._acceptance.sample(context.tag, rng, draws, sharpness)
         tokens, seconds = self._evaluate(hazards, np.exp(logs), context)
-        residual, spread = self._residual(tokens / seconds, context)
-        return tokens / seconds * np.exp(residual + wide * spread * rng.standard_normal(tokens.shape))
+        rates = tokens / seconds
+        residual, spread = self._residual(rates, context)
+        return rates * np.exp(residual + wide * spread * rng.standard_normal(rates.shape))
 
     def upper_rates(self, delta: float, context: Context) -> Floats:
         """Optimistic tokens per second: every part at its 1 - delta quantile; [plans].
@@ -121,63 +147,178 @@ class CostModel:
         """
         if not 0.0 < delta <= 0.5:
             raise ValueError(f"delta lies in (0, 0.5], got {delta}")
+        self._settle()
         quantile = -float(ndtri(delta))
         logs, common, cell = self._passes.table(context)
         fast = np.exp(logs - quantile * np.hypot(common, cell))
-        tokens, seconds = self._evaluate(self._acceptance.upper(delta), fast, context)
+        tokens, seconds = self._evaluate(self._acceptance.upper(context.tag, delta), fast, context)
         residual, spread = self._residual(tokens / seconds, context)
         return tokens / seconds * np.exp(residual + quantile * spread)
 
-    def acceptance(self, verifier: str, drafter: str) -> Floats:
+    def acceptance(self, verifier: str, drafter: str, tag: str = "") -> Floats:
         """Believed acceptance per position of a window; [positions]; KeyError for a pair that no plan has."""
-        hazards: Floats = self._acceptance.mean()[self._acceptance.rows[verifier, drafter]]
+        self._settle()
+        hazards: Floats = self._acceptance.mean(tag)[self._acceptance.rows[verifier, drafter]]
         return hazards
+
+    def drafted(self, verifier: str, drafter: str, tag: str = "") -> Floats:
+        """Believed chance that a draft holds each position; [positions]; KeyError for a pair that no plan has."""
+        self._settle()
+        row, lengths = self._acceptance.rows[verifier, drafter], self._acceptance.drafted(tag)
+        return np.ones(self._forecaster.positions) if lengths is None else lengths[row]
 
     def seconds(self, model: str, query_len: int, context: Context) -> float:
         """Believed seconds of one pass; KeyError for a model that no plan has."""
+        self._settle()
         logs, _, _ = self._passes.table(context)
         return math.exp(logs[self._passes.rows[model], query_len])
 
+    def measured(self, plan: Plan, context: Context) -> tuple[float, float]:
+        """(tokens per second, rounds) of a plan's own rounds in a context, discounted; (0, 0) when it was not played.
+
+        KeyError for a plan that the space does not hold.
+        """
+        self._settle()
+        tokens, seconds, rounds = self._rounds.measured((context.bucket, context.tag), self.space.arm(plan))
+        return (tokens / seconds * context.batch_size if rounds else 0.0), rounds
+
+    def parts(self, plan: Plan, context: Context) -> tuple[Forecast, float, float]:
+        """(forecast per row by the theorem, seconds outside its passes, factor by measurement) of one plan."""
+        self._settle()
+        arm = self.space.arm(plan)
+        tokens, seconds = self.forecast(context)
+        factor = math.exp(self._residual(tokens / seconds, context)[0][arm])
+        return self._forecast_of(plan, context), float(self._rounds.overheads(context.bucket)[arm]), factor
+
+    @property
+    def verifications(self) -> Mapping[Edge, int]:
+        """How often each pair of the space was verified, ever."""
+        self._settle()
+        counts = self._acceptance.sums[0, :, :1].sum(axis=-1).tolist()
+        return dict(zip(self._forecaster.edges, counts))
+
     def state_dict(self) -> dict[str, Any]:
         """Everything learned, JSON-able, by name: it can be loaded into another space with the same models."""
+        self._settle()
         return {
             "acceptance": self._acceptance.state_dict(),
             "passes": self._passes.state_dict(),
-            "rounds": {str(batch_size): own.state_dict(self.space) for batch_size, own in self._rounds.items()},
+            "rounds": self._rounds.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces everything learned; passes over names that the space does not hold."""
         self._acceptance.load_state_dict(state["acceptance"])
         self._passes.load_state_dict(state["passes"])
-        self._rounds = {}
-        for batch_size, own in state["rounds"].items():
-            self._at(int(batch_size)).load_state_dict(own, self.space)
+        self._rounds.load_state_dict(state["rounds"])
+        self._pending, self._known = [], None
 
-    def _holds(self, verifier: str, drafter: str) -> NDArray[np.bool_]:
-        return np.array([any(edge[:2] == (verifier, drafter) for edge in plan.edges()) for plan in self.space])
+    @staticmethod
+    def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """One state from those of several replicas: the evidence of all, equally recent."""
+        merged: dict[str, Any] = added(states)
+        for model in merged["passes"]["models"].values():
+            model["fresh"] = model["count"]  # the regressions are fitted again
+        return merged
 
-    def _at(self, batch_size: int) -> Rounds:
-        if batch_size not in self._rounds:
-            self._rounds[batch_size] = Rounds(len(self.space), int(self._depths.max()))
-        return self._rounds[batch_size]
+    def _settle(self) -> None:
+        """Learns the rounds that were observed since; consecutive ones of one context together."""
+        if not self._pending:
+            return
+        pending, self._pending, self._known = self._pending, [], None
+        for (bucket, tag), group in groupby(pending, lambda one: (one[0].context.bucket, one[0].context.tag)):
+            self._learn(bucket, tag, list(group))
+
+    def _learn(self, bucket: int, tag: str, group: list[_Round]) -> None:
+        edges, passes = self._evidence(group)
+        self._acceptance.forget(len(group))
+        self._passes.forget(bucket, len(group))
+        self._rounds.forget(len(group))
+        changed = self._acceptance.learn(tag, edges)
+        for row in changed:
+            self._rounds.doubt(self._holders[row], tag)
+        self.changes += len(changed)
+        outliers = self._passes.learn(passes)
+        by_plan: dict[Plan, list[tuple[_Round, float]]] = {}
+        for one, outside in zip(group, outliers):
+            by_plan.setdefault(one[0].plan, []).append((one, outside))
+        for plan, rounds in by_plan.items():
+            self._learn_plan(plan, bucket, tag, rounds)
+
+    def _learn_plan(self, plan: Plan, bucket: int, tag: str, group: list[tuple[_Round, float]]) -> None:
+        """The rounds of one plan as wholes, less their seconds in outliers."""
+        tokens = sum(outcome.tokens / max(decision.context.batch_size, 1) for (decision, outcome), _ in group)
+        seconds = sum(max(outcome.seconds - extra, 0.1 * outcome.seconds) for (_, outcome), extra in group)
+        self._rounds.add((bucket, tag), self.space.arm(plan), tokens, seconds, len(group))
+        told = [outcome for (_, outcome), _ in group if outcome.passes]
+        if told:
+            self._rounds.add_overhead(bucket, plan.depth, sum(map(_outside, told)), len(told))
+
+    def _evidence(self, group: list[_Round]) -> tuple[list[EdgeOutcome], list[Sequence[Pass]]]:
+        """Edges of some rounds, and passes of each, imputed where the engine does not tell."""
+        edges: list[EdgeOutcome] = []
+        passes: list[Sequence[Pass]] = []
+        for decision, outcome in group:
+            edges += outcome.edges
+            edges += outcome.scored
+            passes.append(outcome.passes)
+            if decision.plan.windows and not outcome.edges:
+                verifier, drafter, window = next(decision.plan.edges())
+                edges.append(imputed(verifier, drafter, window, outcome.rows, outcome.tokens - outcome.rows))
+        silent: dict[Plan, list[int]] = {}
+        for place, (decision, outcome) in enumerate(group):
+            if not outcome.passes:
+                silent.setdefault(decision.plan, []).append(place)
+        for plan, places in silent.items():
+            believed = self._imputed_passes(plan, [group[place] for place in places])
+            for place in places:
+                passes[place] = believed
+        return edges, passes
+
+    def _imputed_passes(self, plan: Plan, group: list[_Round]) -> list[Pass]:
+        """What the passes of a round must have taken to explain the median seconds of some, one of each kind.
+
+        A deviation from the forecast is spread over the kinds of passes in proportion to variance x share of the
+        round, as a Kalman filter without noise would.
+        """
+        context = group[0][0].context
+        logs, common, cell = self._passes.table(context)
+        found = self._forecast_of(plan, context)
+        outside = float(self._rounds.overheads(context.bucket)[self.space.arm(plan)])
+        spent = statistics.median(outcome.seconds - outcome.catch_up_seconds for _, outcome in group)
+        missing = math.log(max(spent, 1e-9) / (found.seconds + outside))
+        kinds = [(self._passes.rows[model], query_len, count) for (model, query_len), count in found.passes.items()]
+        shares = [count * math.exp(logs[row, q]) / found.seconds for row, q, count in kinds]
+        variances = [float(common[row, 0] ** 2 + cell[row, q] ** 2) for row, q, _ in kinds]
+        total = sum(variance * share**2 for variance, share in zip(variances, shares))
+        moved = min(max(missing, -_FAR), _FAR) / total
+        return [
+            Pass(name, q, context.batch_size, context.seq_len, math.exp(logs[row, q] + moved * variance * share))
+            for (name, q), (row, _, _), share, variance in zip(found.passes, kinds, shares, variances)
+        ]
+
+    def _forecast_of(self, plan: Plan, context: Context) -> Forecast:
+        """The forecast of one plan per row, with its expected passes."""
+        logs, _, _ = self._passes.table(context)
+        table, lengths = self._acceptance.mean(context.tag), self._acceptance.drafted(context.tag)
+        rows = {(verifier, drafter): self._acceptance.rows[verifier, drafter] for verifier, drafter, _ in plan.edges()}
+        return forecast(
+            plan,
+            {edge: table[row] for edge, row in rows.items()},
+            lambda model, query_len: math.exp(logs[self._passes.rows[model], query_len]),
+            one_pass=self._one_pass,
+            drafted=None if lengths is None else {edge: lengths[row] for edge, row in rows.items()},
+        )
 
     def _evaluate(self, hazards: Floats, seconds: Floats, context: Context) -> tuple[Floats, Floats]:
-        tokens, spent = self._forecaster(hazards, seconds)
-        overhead = self._at(context.batch_size).overheads()[self._depths]
-        return tokens * context.batch_size, spent + overhead
+        tokens, spent = self._forecaster(hazards, seconds, self._acceptance.drafted(context.tag))
+        return tokens * context.batch_size, spent + self._rounds.overheads(context.bucket)
 
     def _residual(self, rates: Floats, context: Context) -> tuple[Floats, Floats]:
-        """Log factor on ``rates`` [..., plans] from the plans' own rounds, and its spread [plans].
+        return self._rounds.residual(rates / context.batch_size, (context.bucket, context.tag))
 
-        The factor is log(sum of tokens / sum of seconds / forecast), shrunk by rounds / (rounds + strength).
-        """
-        own, strength = self._at(context.batch_size), self.priors.residual_strength
-        played = own.rounds > 1e-6
-        tokens = np.maximum(own.tokens, 0.1 * own.rounds)[played]
-        trust = own.rounds / (own.rounds + strength)
-        factor = np.zeros_like(rates)
-        factor[..., played] = trust[played] * np.log(tokens / own.seconds[played] / rates[..., played])
-        spread = self.priors.residual_spread * np.sqrt(strength / (own.rounds + strength))
-        spread[0] = 0.0  # plain decoding is one pass: its forecast is no theorem
-        return factor, spread
+
+def _outside(outcome: RoundOutcome) -> float:
+    """Seconds of a round outside its passes; a wild one counts no more than the passes do."""
+    inside = sum(one.seconds for one in outcome.passes)
+    return min(max(outcome.seconds - inside - outcome.catch_up_seconds, 0.0), inside)

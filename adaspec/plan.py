@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations, product
 from typing import overload
@@ -63,10 +63,20 @@ class Plan:
         drafters = (*self.models[1:-1], f"{self.models[-1]}?{self.stop}" if self.stop else self.models[-1])
         return zip(self.models, drafters, self.windows)
 
-    def query_lens(self) -> Iterator[tuple[str, int]]:
-        """Yields (model, positions in one of its forwards): window + 1 for a verifier, 1 for the drafter."""
-        for model, window in zip(self.models, self.windows):
-            yield model, window + 1
+    def query_lens(self, varying: Collection[str] = ()) -> Iterator[tuple[str, int]]:
+        """Yields every (model, positions in one of its forwards) that a round can ask for, 1 for the drafter.
+
+        The target verifies whole windows. A stage beneath it cuts its last block to what is still asked for, and the
+        verifier of a drafter that stops early, or may be silent (``varying``: their names), gets drafts of any length:
+        those see 1 .. window + 1 positions.
+        """
+        need = 0
+        for stage, (model, window) in enumerate(zip(self.models, self.windows)):
+            longest = min(window, need - 1) if stage else window
+            varies = stage > 0 or (self.depth == 2 and (self.stop > 0.0 or self.models[1] in varying))
+            for query_len in range(1 if varies else longest + 1, longest + 2):
+                yield model, query_len
+            need = longest
         yield self.models[-1], 1
 
     @classmethod
@@ -101,6 +111,36 @@ class Context:
     batch_size: int = 1
     seq_len: int = 0
     tag: str = ""
+
+    @property
+    def bucket(self) -> int:
+        """The batch size rounded down to 1, 2, 3, 4, 6, 8, 12, 16, ...: what is learned per batch size goes by it."""
+        power = 1 << (max(self.batch_size, 1).bit_length() - 1)
+        return power + (power >> 1 if power > 1 and self.batch_size >= power + (power >> 1) else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What one request demands of its plans: one plan, no chain longer than ``max_depth`` models, no speculation.
+
+    Raises:
+        ValueError: a depth below 1, or a pinned plan that the rest forbids.
+    """
+
+    plan: Plan | None = None
+    max_depth: int | None = None
+    speculation: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_depth is not None and self.max_depth < 1:
+            raise ValueError(f"a chain has at least 1 model, got max_depth {self.max_depth}")
+        if self.plan is not None and not self.allows(self.plan):
+            raise ValueError(f"plan {self.plan} is pinned and forbidden at once: {self!r}")
+
+    def allows(self, plan: Plan) -> bool:
+        """Whether a round may be played with ``plan``."""
+        longest = (self.max_depth or plan.depth) if self.speculation else 1
+        return plan.depth <= longest and self.plan in (None, plan)
 
 
 class PlanSpace(Sequence[Plan]):
@@ -160,11 +200,14 @@ class PlanSpace(Sequence[Plan]):
         """Every model of any plan, target first, in order of appearance."""
         return tuple(dict.fromkeys(name for plan in self._plans for name in plan.models))
 
-    def shapes(self) -> Mapping[str, frozenset[int]]:
-        """The query lengths that the plans can ask of each model, to be prepared before the first round."""
+    def shapes(self, varying: Collection[str] = ()) -> Mapping[str, frozenset[int]]:
+        """The query lengths that the plans can ask of each model, to be prepared before the first round.
+
+        ``varying``: drafters whose drafts may be shorter than asked for, though their plans have no ``stop``.
+        """
         shapes: dict[str, set[int]] = {}
         for plan in self._plans:
-            for model, query_len in plan.query_lens():
+            for model, query_len in plan.query_lens(varying):
                 shapes.setdefault(model, set()).add(query_len)
         return {model: frozenset(lengths) for model, lengths in shapes.items()}
 

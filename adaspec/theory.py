@@ -3,6 +3,9 @@
 A *hazard* is the chance that position k of a window is accepted, given that it was reached: ``hazards[k]``, k from 0.
 Beyond the end of an array its last value holds (geometric extrapolation). The *accepted length* of a verification
 counts the token that the verifier adds itself (correction or bonus), so it is at least 1.
+
+A drafter may be silent or stop before its window is full. ``drafted[k]`` is the chance that a draft which was asked for
+position k holds a token there; where it holds none the position counts as not accepted, so hazards include silence.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from adaspec.plan import Plan, PlanSpace
+from adaspec.plan import Plan
 
 Floats: TypeAlias = NDArray[np.float64]
 Edge: TypeAlias = tuple[str, str]
@@ -54,6 +57,16 @@ def accepted_length(hazards: ArrayLike, window: int | None = None) -> float:
     return float(survival(hazards, np.size(hazards) if window is None else window).sum())
 
 
+def accepted_variance(hazards: ArrayLike, window: int | None = None) -> float:
+    """Variance of the tokens per verification; the window defaults to ``len(hazards)``.
+
+    With S_k = P(at least k accepted) the second moment of a count is sum_k (2k - 1) S_k.
+    """
+    alive = survival(hazards, np.size(hazards) if window is None else window)[1:]
+    second = float((2.0 * np.arange(alive.size) + 1.0) @ alive)
+    return max(second - float(alive.sum()) ** 2, 0.0)
+
+
 def expected_passes(need: int, window: int, hazards: ArrayLike, *, cut: bool = True) -> float:
     """Expected verifications until a stage has emitted ``need`` tokens: R(n) = 1 + sum_k P(k) R(n - k - 1).
 
@@ -61,7 +74,7 @@ def expected_passes(need: int, window: int, hazards: ArrayLike, *, cut: bool = T
     always ``window`` tokens. The recursion is the same, since a cut block differs only where R is 0 anyway.
     """
     chain = Plan(("above", "stage", "drafter"), (max(need, 1), window))
-    block = _Renewal(chain, {("stage", "drafter"): hazards}, frozenset(), cut).fill(1, need)
+    block = _Renewal(chain, {("stage", "drafter"): hazards}, frozenset(), cut, {}).fill(1, need)
     return sum(count for (model, _), count in block.passes.items() if model == "stage")
 
 
@@ -92,6 +105,7 @@ def forecast(
     seconds: Seconds,
     cut: bool = True,
     one_pass: Collection[str] = (),
+    drafted: Mapping[Edge, ArrayLike] | None = None,
 ) -> Forecast:
     """The exact forecast of one round under independent acceptance, for any depth.
 
@@ -107,14 +121,18 @@ def forecast(
             pass over one position) and hands over exactly what was asked for. False: blocks keep their size and are
             shipped whole once the window above is reached, so that stage above verifies more than its window.
         one_pass: drafters that propose a whole window in one pass (prompt lookup).
+        drafted: per pair of a chain's last two models, the chance that a draft holds each position; a pair that is
+            missing always fills its window. A drafter takes a pass per token it drafts, and the verifier's pass is over
+            what was drafted and one more, so the round's seconds follow the law of the draft's length.
 
     Raises:
-        ValueError: an edge of the plan without hazards, or hazards that are no probabilities.
+        ValueError: an edge of the plan without hazards, hazards that are no probabilities, or a ``drafted`` that is
+            none or rises.
     """
     for verifier, drafter, _ in plan.edges():
         if (verifier, drafter) not in hazards:
             raise ValueError(f"plan {plan} needs the acceptance of {verifier}/{drafter}, which is missing")
-    tokens, passes = _Renewal(plan, hazards, frozenset(one_pass), cut).round()
+    tokens, passes = _Renewal(plan, hazards, frozenset(one_pass), cut, drafted or {}).round()
     spent = sum(count * seconds(model, query_len) for (model, query_len), count in passes.items())
     return Forecast(tokens, float(spent), passes)
 
@@ -130,8 +148,16 @@ class _Block:
 class _Renewal:
     """The recursion behind ``forecast``: follows the expected number of visits to "n tokens to go", stage by stage."""
 
-    def __init__(self, plan: Plan, hazards: Mapping[Edge, ArrayLike], one_pass: frozenset[str], cut: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        hazards: Mapping[Edge, ArrayLike],
+        one_pass: frozenset[str],
+        cut: bool,
+        drafted: Mapping[Edge, ArrayLike],
+    ) -> None:
         self._plan, self._hazards, self._one_pass, self._cut = plan, hazards, one_pass, cut
+        self._drafted = drafted
         self._edges = [(verifier, drafter) for verifier, drafter, _ in plan.edges()]
         self._blocks: dict[tuple[int, int], _Block] = {}
 
@@ -151,8 +177,10 @@ class _Renewal:
         return self._blocks[key]
 
     def _draft(self, need: int) -> _Block:
-        model = self._plan.models[-1]
-        return _Block({need: 1.0}, {(model, 1): 1.0 if model in self._one_pass else float(need)})
+        model, alive = self._plan.models[-1], _draft_survival(self._drafted.get(self._edges[-1], 1.0), need)
+        lengths = (alive - np.append(alive[1:], 0.0)).tolist()
+        passes = 1.0 if model in self._one_pass else float(alive[1:].sum())
+        return _Block({length: chance for length, chance in enumerate(lengths) if chance}, {(model, 1): passes})
 
     def _verify_until(self, stage: int, need: int) -> _Block:
         visits = dict.fromkeys(range(need, 0, -1), 0.0) | {need: 1.0}
@@ -180,138 +208,19 @@ class _Renewal:
         hazards = self._hazards[self._edges[stage]]
         for length, chance in block.lengths.items():
             passes[model, length + 1] += mass * chance
+        bare = stage + 2 == self._plan.depth  # a short draft is in the hazards; a stage hands over all it was asked for
+        for length, chance in ({window: 1.0} if bare else block.lengths).items():
             for accepted, share in enumerate(accepted_distribution(hazards, length).tolist()):
                 emitted[accepted + 1] += mass * chance * share
         return emitted
 
 
-class Forecaster:
-    """The forecast (``cut=True``) of every plan of a space at once, from arrays; built once per space.
-
-    Sub-chains that plans share are evaluated once. All arrays may carry leading axes (posterior draws). The sum over
-    the accepted count needs no care for cut windows: a block cut to n - 1 tokens differs from a whole one only in
-    terms that multiply W(0) = 0, so W(n) = C(n) + sum_k c[k] W(n - 1 - k) with c free of n.
-
-    Attributes:
-        edges: (verifier, drafter) per row of ``hazards``; ``positions``: its columns, the longest window.
-        models: model per row of ``seconds``; ``query_lens``: its columns are query lengths 0 .. query_lens - 1.
-    """
-
-    def __init__(self, space: PlanSpace, one_pass: Collection[str] = ()) -> None:
-        self.models = space.models
-        self.edges = tuple(dict.fromkeys((v, d) for plan in space for v, d, _ in plan.edges()))
-        self.positions = max((window for plan in space for window in plan.windows), default=0)
-        self.query_lens = self.positions + 2
-        model = {name: row for row, name in enumerate(self.models)}
-        edge = {pair: row for row, pair in enumerate(self.edges)}
-        tails = _tails(space)
-        self._tails = len(tails)
-        drafts = [(row, tail.models[0]) for tail, row in tails.items() if tail.depth == 1]
-        steps = np.arange(self.positions + 1)
-        self._drafter = np.array([model[name] for _, name in drafts], dtype=np.intp)
-        self._drafts = np.array([np.minimum(steps, 1) if name in one_pass else steps for _, name in drafts])
-        depths = sorted({tail.depth for tail in tails} - {1})
-        self._levels = [_Level.of([t for t in tails if t.depth == d], tails, model, edge, steps) for d in depths]
-        chains = space[1:]
-        self._edge = np.array([edge[_outer(p)] for p in chains], dtype=np.intp)
-        self._window = np.array([p.windows[0] for p in chains], dtype=np.intp)
-        self._tail = np.array([tails[_tail(p)] for p in chains], dtype=np.intp)
-
-    def __call__(self, hazards: Floats, seconds: Floats) -> tuple[Floats, Floats]:
-        """Expected tokens and seconds of a round, per row of a batch and per plan.
-
-        Args:
-            hazards: [..., edges, positions], acceptance of each edge per position.
-            seconds: [..., models, query_lens], seconds of one forward; column 0 is not read.
-
-        Returns:
-            tokens [..., plans] and seconds [..., plans].
-        """
-        plain = seconds[..., :1, 1]
-        if not self.positions:
-            return np.ones_like(plain), plain
-        alive = np.concatenate((np.ones((*hazards.shape[:-1], 1)), np.cumprod(hazards, axis=-1)), axis=-1)
-        spent = self._fill(alive, seconds)
-        tokens = np.cumsum(alive, axis=-1)[..., self._edge, self._window]
-        rounds = spent[..., self._tail, self._window] + seconds[..., 0, self._window + 1]
-        ones = np.ones((*tokens.shape[:-1], 1))
-        return np.concatenate((ones, tokens), axis=-1), np.concatenate((plain, rounds), axis=-1)
-
-    def _fill(self, alive: Floats, seconds: Floats) -> Floats:
-        """Expected seconds W [..., tails, n] until a tail of a chain has handed over n = 0 .. positions tokens."""
-        lead = np.broadcast_shapes(alive.shape[:-2], seconds.shape[:-2])
-        spent = np.zeros((*lead, self._tails, self.positions + 1))
-        spent[..., : len(self._drafter), :] = seconds[..., self._drafter, 1, None] * self._drafts
-        for level in self._levels:
-            stops = level.stops(alive)  # [..., stages, positions + 1]
-            block = spent[..., level.inner[:, None], level.take] + seconds[..., level.model[:, None], level.take + 1]
-            filled = np.zeros((*lead, len(level.model), self.positions + 1))
-            for need in range(1, self.positions + 1):
-                again = np.einsum("...k,...k->...", stops[..., : need - 1], filled[..., need - 1 : 0 : -1])
-                filled[..., need] = block[..., need] + again
-            spent[..., level.start : level.start + len(level.model), :] = filled
-        return spent
-
-
-@dataclass(frozen=True, slots=True)
-class _Level:
-    """All stages with the same number of models beneath them, as index arrays over the stages."""
-
-    start: int  # their first row among the tails
-    model: NDArray[np.intp]  # [stages] row of the verifying model
-    edge: NDArray[np.intp]  # [stages]
-    inner: NDArray[np.intp]  # [stages] row of the tail beneath
-    take: NDArray[np.intp]  # [stages, positions + 1] block size with n tokens to go
-    held: NDArray[np.bool_]  # [stages, positions + 1] k <= window
-
-    @classmethod
-    def of(
-        cls,
-        stages: Sequence[Plan],
-        tails: Mapping[Plan, int],
-        model: Mapping[str, int],
-        edge: Mapping[Edge, int],
-        steps: NDArray[np.intp],
-    ) -> _Level:
-        def rows(values: list[int]) -> NDArray[np.intp]:
-            return np.array(values, dtype=np.intp)
-
-        windows = rows([stage.windows[0] for stage in stages])[:, None]
-        return cls(
-            start=tails[stages[0]],
-            model=rows([model[stage.models[0]] for stage in stages]),
-            edge=rows([edge[_outer(stage)] for stage in stages]),
-            inner=rows([tails[_tail(stage)] for stage in stages]),
-            take=np.minimum(windows, np.maximum(steps - 1, 0)),
-            held=steps <= windows,
-        )
-
-    def stops(self, alive: Floats) -> Floats:
-        """P(exactly k accepted of a whole window) per stage; [..., stages, positions + 1]."""
-        within: Floats = np.where(self.held, alive[..., self.edge, :], 0.0)
-        within[..., :-1] -= within[..., 1:].copy()
-        return within
-
-
-def _tail(plan: Plan) -> Plan:
-    """The chain beneath the first model, as a plan of its own."""
-    return Plan(plan.models[1:], plan.windows[1:], plan.stop if plan.depth > 2 else 0.0)
-
-
-def _outer(plan: Plan) -> Edge:
-    """The pair at the top of a chain."""
-    verifier, drafter, _ = next(plan.edges())
-    return verifier, drafter
-
-
-def _tails(space: PlanSpace) -> dict[Plan, int]:
-    """Every chain beneath some model of some plan, numbered by depth: bare drafters first."""
-    found: dict[Plan, None] = {}
-    for plan in space:
-        while plan.depth > 1:
-            plan = _tail(plan)
-            found[plan] = None
-    return {tail: row for row, tail in enumerate(sorted(found, key=lambda tail: tail.depth))}
+def _draft_survival(drafted: ArrayLike, window: int) -> Floats:
+    """P(a draft of up to ``window`` tokens has at least k) for k = 0 .. window; the last value given holds on."""
+    given = np.asarray(drafted, dtype=np.float64).reshape(-1)
+    if not (given.size and np.all((given >= 0.0) & (given <= 1.0)) and np.all(given[1:] <= given[:-1])):
+        raise ValueError(f"drafted is one probability per position, none above that before it, got {given.tolist()}")
+    return np.concatenate(([1.0], given[np.minimum(np.arange(window), given.size - 1)]))
 
 
 def polybasic_seconds(tokens: float, lengths: Sequence[float], seconds: Sequence[float], beta: float) -> float:
@@ -362,3 +271,61 @@ def insertion_pays(
     saved = upper_seconds * (1.0 / before - 1.0 / after)
     saved += drafter_seconds * (beta_before / before - beta_after / new)
     return new_seconds < new * saved
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """What one more model does to a chain. ``before``, ``after``: the forecasts without and with it.
+
+    ``published``: what the paper's test says; None for a new last model, which verifies nothing and so has no L_new.
+    """
+
+    before: Forecast
+    after: Forecast
+    published: bool | None
+
+    @property
+    def gain(self) -> float:
+        """Factor on the tokens per second; above 1 the model pays."""
+        return self.after.rate / self.before.rate
+
+    @property
+    def pays(self) -> bool:
+        return self.gain > 1.0
+
+
+def insertion_gain(
+    before: Plan,
+    after: Plan,
+    hazards: Mapping[Edge, ArrayLike],
+    seconds: Seconds,
+    cut: bool = True,
+    one_pass: Collection[str] = (),
+    drafted: Mapping[Edge, ArrayLike] | None = None,
+) -> Insertion:
+    """Whether one more model in a chain pays, and by how much: exactly, and by the published test beside it.
+
+    The gain compares two forecasts, so windows may change together with the model. The published test reads L as the
+    paper does, as tokens per pass of the model itself, and takes each pass over its whole window.
+
+    Raises:
+        ValueError: ``after`` is not ``before`` with one more model behind the target, or anything ``forecast`` refuses.
+    """
+    new = [name for name in after.models if name not in before.models]
+    if len(new) != 1 or tuple(name for name in after.models if name != new[0]) != before.models:
+        raise ValueError(f"{after} is not {before} with one more model")
+    place = after.models.index(new[0])
+    if not place:
+        raise ValueError(f"{after} puts {new[0]!r} above the target of {before}")
+    old_round, new_round = (forecast(plan, hazards, seconds, cut, one_pass, drafted) for plan in (before, after))
+    published = None
+    if place < after.depth - 1:
+        (upper, above, wide), (_, below, narrow) = list(after.edges())[place - 1 : place + 1]
+        _, old, window = list(before.edges())[place - 1]
+        lengths = [
+            accepted_length(hazards[new[0], below], narrow),
+            accepted_length(hazards[upper, old], window),
+            accepted_length(hazards[upper, above], wide),
+        ]
+        published = insertion_pays_published(seconds(new[0], narrow + 1), seconds(upper, wide + 1), *lengths)
+    return Insertion(old_round, new_round, published)

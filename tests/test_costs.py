@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from adaspec import Context, CostModel, CostPriors, Decision, EdgeOutcome, Pass, Plan, PlanSpace, RoundOutcome
+from adaspec import Context, CostModel, CostPriors, Decision, EdgeOutcome, Pass, Plan, PlanSpace, RoundOutcome, forecast
+from adaspec.acceptance import imputed
+from adaspec.merging import added
 
 SPACE = PlanSpace.grid("t", ["d", "m"], [2, 4, 8], middles=["m"], inner_windows=[2, 3])
 PAIR = Plan.parse("t/d:4")
@@ -217,6 +219,8 @@ def test_a_batch_counts_its_tokens():
         (RoundOutcome(1, float("nan")), "takes time"),
         (RoundOutcome(-1, 0.1), "loses no token"),
         (RoundOutcome(1, 0.1, edges=(edge([1], [2]),)), "accepted <= reached"),
+        (RoundOutcome(1, 0.1, scored=(edge([1, 0], [1]),)), "accepted <= reached"),
+        (RoundOutcome(1, 0.1, edges=(EdgeOutcome("t", "d", (1,), (1,), (1,), (1,), (2,)),)), "drafted <= asked"),
         (RoundOutcome(1, 0.1, passes=(Pass("t", 1, 1, 0, -0.1),)), "a pass takes time"),
     ],
 )
@@ -236,13 +240,182 @@ def test_impossible_priors_are_refused(wrong):
         CostPriors(**wrong)
 
 
+def drafts(asked, drafted, pair=("t", "d")):
+    """A verification whose drafted tokens are all accepted."""
+    return EdgeOutcome(*pair, tuple(asked), tuple(drafted), tuple(drafted), tuple(asked), tuple(drafted))
+
+
+def test_the_length_of_drafts_is_learned_per_position_and_priced():
+    costs, arm = CostModel(SPACE), SPACE.arm(Plan.parse("t/d:8"))
+    assert costs.drafted("t", "d").tolist() == [1.0] * 8
+    full = costs.forecast(ONE)[1]
+    learn(costs, RoundOutcome(1, 0.1, edges=(drafts([10] * 4, [9, 6, 5, 1]),), passes=tuple(passes("t", 1, 0.1))), 40)
+    found = costs.drafted("t", "d")
+    assert found[:4].tolist() == pytest.approx([0.9, 0.6, 0.5, 0.1], abs=0.05)
+    assert (np.diff(found) <= 0.0).all()
+    assert costs.drafted("t", "m").tolist() == [1.0] * 8
+    costs.profile([*passes("d", 1, 0.05, 40), *passes("t", 9, 0.1, 40)])
+    lengths = {edge: costs.drafted(*edge) for edge in [("t", "d")]}
+    hazards = {edge: costs.acceptance(*edge) for edge in lengths}
+    by_hand = forecast(SPACE[arm], hazards, lambda model, q: costs.seconds(model, q, ONE), drafted=lengths)
+    assert costs.forecast(ONE)[1][arm] == pytest.approx(by_hand.seconds, rel=1e-9)
+    assert by_hand.passes_of("d") == pytest.approx(found.sum())
+    assert full.shape == (len(SPACE),)
+
+
+def test_a_drafter_with_a_stop_is_believed_to_draft_less_until_seen():
+    space = PlanSpace([Plan.parse("t/d:4?0.4"), Plan.parse("t/d:4")])
+    costs = CostModel(space)
+    assert costs.drafted("t", "d?0.4").tolist() == pytest.approx([1.0, 0.8, 0.64, 0.512])
+    assert costs.drafted("t", "d").tolist() == [1.0] * 4
+    plain, stopping, full = costs.forecast(ONE)[1]
+    assert plain < stopping < full
+    sure = drafts([20] * 4, [20] * 4, ("t", "d?0.4"))
+    learn(costs, RoundOutcome(5, 0.1, edges=(sure,)), 10, space[1])
+    assert costs.drafted("t", "d?0.4").min() > 0.95
+
+
+def test_an_engine_that_tells_no_draft_lengths_leaves_them_as_believed():
+    costs = CostModel(SPACE)
+    learn(costs, RoundOutcome(1, 0.1, edges=(edge([5] * 4, [1, 0, 0, 0]),)), 20)
+    assert costs.drafted("t", "d").tolist() == [1.0] * 8
+
+
+def test_a_tag_starts_from_the_others_and_goes_its_own_way():
+    costs, good, bad = CostModel(SPACE), Context(tag="good"), Context(tag="bad")
+    learn(costs, RoundOutcome(4, 0.1, edges=(edge([10] * 4, [9] * 4),)), 40, context=good)
+    shown = costs.acceptance("t", "d", "good")[0]
+    assert shown > 0.85
+    assert costs.acceptance("t", "d", "bad")[0] == pytest.approx(shown, abs=0.1)
+    draws = [costs.sample_rates(np.random.default_rng(0), one, 400)[:, 2] for one in (good, bad)]
+    assert np.log(draws[1]).std() > 1.2 * np.log(draws[0]).std()  # believed, but less sure
+    learn(costs, RoundOutcome(1, 0.1, edges=(edge([3, 0, 0, 0], [0, 0, 0, 0]),)), 30, context=bad)
+    assert costs.acceptance("t", "d", "bad")[0] < 0.2
+    assert costs.acceptance("t", "d", "good")[0] > 0.8
+    assert 0.2 < costs.acceptance("t", "d", "third")[0] < 0.85
+
+
+def test_one_tag_alone_is_as_none():
+    plain, tagged = CostModel(SPACE), CostModel(SPACE)
+    played(plain, 0.14, 30)
+    for _ in range(30):
+        counts = edge([10] * 4, [8] * 4)
+        inside = (*passes("t", 5, 0.1), *passes("d", 1, 0.01, 4))
+        learn(tagged, RoundOutcome(3, 0.14, edges=(counts,), passes=inside), context=Context(tag="x"))
+    assert np.allclose(plain.rates(ONE), tagged.rates(Context(tag="x")))
+
+
+def test_more_tags_than_are_kept_apart_still_teach_the_rest():
+    costs = CostModel(SPACE)
+    for number in range(70):
+        learn(costs, RoundOutcome(4, 0.1, edges=(edge([10] * 4, [9] * 4),)), context=Context(tag=str(number)))
+    assert costs.acceptance("t", "d", "0")[0] > 0.75  # given up as a tag of its own
+    assert costs.verifications["t", "d"] == 700
+    assert len(costs.state_dict()["acceptance"]["tags"]) == 64
+
+
+def test_seconds_are_kept_apart_by_bucket_of_batch_sizes():
+    costs = CostModel(SPACE)
+    for size, seconds in ((1, 0.1), (8, 0.4), (9, 0.4)):
+        one = RoundOutcome(size, seconds, size, passes=tuple(passes("t", 1, seconds, 1, size)))
+        learn(costs, one, 40, SPACE.plain, Context(size))
+    assert costs.seconds("t", 1, ONE) == pytest.approx(0.1, rel=0.05)
+    assert costs.seconds("t", 1, Context(8)) == pytest.approx(0.4, rel=0.1)
+    assert costs.rates(Context(8))[0] == pytest.approx(20.0, rel=0.1)
+
+
+def silent_round(rng, rows=1, acceptance=0.8, t_seconds=0.2, d_seconds=0.03):
+    """A round of the pair of which the engine tells tokens and seconds alone."""
+    accepted = sum(min(int(rng.geometric(1.0 - acceptance)) - 1, 4) for _ in range(rows))
+    return RoundOutcome(accepted + rows, (t_seconds + 4 * d_seconds) * np.exp(0.05 * rng.standard_normal()), rows)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_tokens_and_seconds_of_rounds_are_enough(rows):
+    """Plain rounds tell the target's seconds, rounds of the pair the rest; 250 of each, acceptance within 0.05."""
+    costs, rng, context = CostModel(SPACE), np.random.default_rng(2), Context(rows)
+    for _ in range(250):
+        learn(costs, RoundOutcome(rows, 0.2 * np.exp(0.05 * rng.standard_normal()), rows), 1, SPACE.plain, context)
+        learn(costs, silent_round(rng, rows), 1, PAIR, context)
+    assert costs.acceptance("t", "d")[:4] == pytest.approx(np.full(4, 0.8), abs=0.06)
+    assert costs.seconds("t", 1, context) == pytest.approx(0.2, rel=0.05)
+    tokens, seconds = costs.forecast(context)
+    arm = SPACE.arm(PAIR)
+    assert seconds[arm] == pytest.approx(0.32, rel=0.07)
+    assert tokens[arm] / rows == pytest.approx((1 - 0.8**5) / 0.2, rel=0.05)
+    assert costs.rates(context)[arm] == pytest.approx(tokens[arm] / 0.32, rel=0.1)
+
+
+def test_a_total_of_accepted_tokens_is_spread_over_the_window():
+    one = imputed("t", "d", 4, 1, 2)
+    assert (one.reached, one.accepted) == ((1, 1, 1, 0), (1, 1, 0, 0))
+    assert imputed("t", "d", 4, 3, 0).accepted == (0, 0, 0, 0)
+    assert imputed("t", "d", 4, 3, 99).accepted == (3, 3, 3, 3)
+    many = imputed("t", "d", 4, 100, 236)  # a geometric of 0.8 brings 2.36 a row
+    assert many.accepted == pytest.approx((80, 64, 51, 41), abs=1)
+    assert all(a <= r for a, r in zip(many.accepted, many.reached))
+
+
+def test_outcomes_may_come_in_any_order():
+    forwards, backwards = CostModel(SPACE), CostModel(SPACE)
+    rng = np.random.default_rng(1)
+    rounds = []
+    for _ in range(60):
+        first = int(rng.random() < 0.7)
+        counts = edge([1, first, 0, 0], [first, 0, 0, 0])
+        rounds.append(RoundOutcome(1 + first, 0.14, edges=(counts,), passes=tuple(passes("t", 5, 0.1))))
+    for costs, order in ((forwards, rounds), (backwards, rounds[::-1])):
+        for outcome in order:
+            learn(costs, outcome)
+    assert forwards.verifications == backwards.verifications
+    assert forwards.rates(ONE) == pytest.approx(backwards.rates(ONE), rel=0.05)
+
+
+def test_any_pair_may_be_scored_for_free():
+    costs = CostModel(SPACE)
+    scored = (edge([10] * 4, [9] * 4, ("m", "d")), edge([10] * 4, [1, 0, 0, 0], ("t", "m")))
+    learn(costs, RoundOutcome(1, 0.1, passes=tuple(passes("t", 1, 0.1)), scored=scored), 10, SPACE.plain)
+    assert costs.acceptance("m", "d")[0] > 0.8
+    assert costs.acceptance("t", "m")[0] < 0.2
+
+
+def test_merged_halves_are_one_stream():
+    """Undiscounted counts are equal; without discounts so are rates, up to rounding."""
+    still = CostPriors(keep=1.0, pass_keep=1.0, round_keep=1.0, idle_keep=1.0)
+    whole, halves = CostModel(SPACE, still), [CostModel(SPACE, still) for _ in range(2)]
+    for number in range(80):
+        tag = "ab"[number % 3 == 0]
+        counts, context = edge([2, 1, 1, 0], [1, 1, 0, 0]), Context(1, 10, tag)
+        inside = (*passes("t", 5, 0.1), *passes("d", 1, 0.01, 4))
+        for costs in (whole, halves[number % 2]):
+            learn(costs, RoundOutcome(3, 0.15, edges=(counts,), passes=inside), context=context)
+            costs.forecast(context)  # each round is learned by itself
+    merged = CostModel(SPACE, still)
+    merged.load_state_dict(json.loads(json.dumps(CostModel.merge([half.state_dict() for half in halves]))))
+    assert merged.verifications == whole.verifications
+    one, other = merged.state_dict()["acceptance"], whole.state_dict()["acceptance"]
+    assert (one["sums"], one["all"]) == (other["sums"], other["all"])
+    for tag in "ab":
+        assert one["tags"][tag]["counts"] == other["tags"][tag]["counts"]
+        assert merged.rates(Context(1, 10, tag)) == pytest.approx(whole.rates(Context(1, 10, tag)), rel=1e-6)
+
+
+def test_states_of_different_shape_do_not_add_up():
+    with pytest.raises(ValueError, match="shape"):
+        added([{"a": 1}, {"a": [1]}])
+    with pytest.raises(ValueError, match="str"):
+        added([{"a": "x"}])
+
+
 def test_the_state_comes_back_through_json():
     first, second = CostModel(SPACE), CostModel(SPACE)
     played(first, 0.16, 20, catch_up=0.01)
     learn(
         first, RoundOutcome(4, 0.2, 4, passes=tuple(passes("t", 1, 0.15, 2, 4, 100))), 3, SPACE.plain, Context(4, 100)
     )
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    state = first.state_dict()
+    second.load_state_dict(json.loads(json.dumps(state)))
+    assert second.state_dict() == state
     for context in (ONE, Context(4, 100), Context(2, 50)):
         assert np.array_equal(first.rates(context), second.rates(context))
         assert np.array_equal(first.upper_rates(0.1, context), second.upper_rates(0.1, context))

@@ -15,6 +15,7 @@ from torch import Tensor
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.feature_load import read_feature_drafter, save_feature_drafter
 from adaspec.decoding.feature_net import FeatureNet, FeatureShape
+from adaspec.decoding.load import load_model
 from adaspec.decoding.model import Model, load_module, load_tokenizer, stop_token_ids
 from adaspec.training.card import card
 from adaspec.training.collect import Collector, Dialogue, Recipe, Text, read_shard, write_shard
@@ -93,8 +94,9 @@ def distil(job: Distillation, tell: Tell) -> Distilled:
     torch.manual_seed(job.schedule.seed)
     tell("load the target", None)
     tokenizer = load_tokenizer(job.source)
-    module = _load(job, "fp16")
-    model, stops = Model(job.target, module), stop_token_ids(module, tokenizer)
+    precision = "fp16" if job.device == "cpu" else "float32"
+    model = load_model(job.target, job.source, precision=precision, device=job.device, tell=tell)
+    module, stops = model.module, stop_token_ids(model.module, tokenizer)
     collector = Collector(model, Dialogue(tokenizer, stops), job.recipe)
     kinds = read_prompts(job.prompts)
     texts = [text for path in _own_shards(job, collector, kinds, tell) for text in read_shard(path)]
@@ -119,11 +121,6 @@ def distil(job: Distillation, tell: Tell) -> Distilled:
     )
     (job.out / "README.md").write_text(card(job.target, _settings(job), asdict(result)), encoding="utf-8")
     return result
-
-
-def _load(job: Distillation, precision: str) -> Any:
-    """The target; on a GPU in float32 whatever ``precision`` says."""
-    return load_module(job.source, precision=precision if job.device == "cpu" else "float32", device=job.device)
 
 
 def _settings(job: Distillation) -> dict[str, Any]:
@@ -200,7 +197,7 @@ def _begin(
     net = FeatureNet(shape) if job.begin is None else _like(read_feature_drafter(job.begin).net, shape, job.begin)
     if not path.exists():
         token_map = frequent_tokens([text.tokens for text in texts], job.vocabulary, model.vocab_size, stops)
-        plain = _load(job, "stock")
+        plain: Any = load_module(job.source, precision="stock" if job.device == "cpu" else "float32", device=job.device)
         rows = plain.get_output_embeddings().weight[token_map.to(job.device)]
         if job.begin is None and job.begin_tokens > 0:
             tell("begin with the target's last layer", None)
