@@ -19,6 +19,7 @@ from adaspec.policy import Policy, ThompsonSampling
 from adaspec.theory import Floats
 
 _FORMAT, _VERSION = "adaspec.controller", 2
+_PATIENCE = 8  # pulls that a law of Thompson sampling serves
 _OPEN_TICKETS = 4096  # older unanswered tickets are given up: their requests were aborted
 _CONTEXTS = 256  # contexts whose plan is held; that of the one unused for longest is given up
 
@@ -57,8 +58,9 @@ class Controller:
         hold: rounds per pull.
         collapse: a hold ends early below this share of the forecast rate (of a plan that was played often: below less
             of it in the first rounds, which may be chance); 0 never ends one early.
-        patience: pulls that a law of the policy serves at most, once a context has seen some rounds.
         seed: of the policy's draws.
+        patience: pulls that a law of the policy serves at most, once a context has seen some rounds; by default 8 of
+            Thompson sampling, whose laws are draws, and 1 of any other, whose law may change with every pull.
 
     Raises:
         ValueError: hold or patience below 1, collapse outside [0, 1), or costs over another space.
@@ -71,12 +73,12 @@ class Controller:
         costs: CostModel | None = None,
         hold: int = 4,
         collapse: float = 0.8,
-        patience: int = 8,
         seed: int = 0,
+        patience: int | None = None,
     ) -> None:
         if hold < 1:
             raise ValueError(f"a plan is held for at least 1 round, got {hold}")
-        if patience < 1:
+        if patience is not None and patience < 1:
             raise ValueError(f"patience is at least 1, got {patience}")
         if not 0.0 <= collapse < 1.0:
             raise ValueError(f"collapse lies in [0, 1), got {collapse}")
@@ -85,7 +87,8 @@ class Controller:
         self.space = space
         self._policy = policy or ThompsonSampling()
         self._costs = costs or CostModel(space)
-        self._hold, self._collapse, self._patience = hold, collapse, patience
+        self._hold, self._collapse = hold, collapse
+        self._patience = patience or (_PATIENCE if isinstance(self._policy, ThompsonSampling) else 1)
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
         self._holds: dict[_Key, Hold] = {}

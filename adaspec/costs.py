@@ -134,7 +134,9 @@ class CostModel:
         tokens, seconds = self._evaluate(hazards, np.exp(logs), context)
         rates = tokens / seconds
         residual, spread = self._residual(rates, context)
-        return rates * np.exp(residual + wide * spread * rng.standard_normal(rates.shape))
+        luck = rng.standard_normal(rates.shape[::-1]).T  # laid out as the rates are
+        drawn: Floats = rates * np.exp(residual + wide * spread * luck)
+        return drawn
 
     def upper_rates(self, delta: float, context: Context) -> Floats:
         """Optimistic tokens per second: every part at its 1 - delta quantile; [plans].

@@ -119,7 +119,10 @@ class Passes:
             cells = self._at(bucket).reshape(len(_SLOTS), -1).T  # [models x query_lens, 4]
             at = kinds.row[held] * self.query_lens + kinds.query_len[held]
             cells[at] *= fade[held]
-            np.add.at(cells, at, sums[held])
+            if len(set(at.tolist())) == len(at):
+                cells[at] += sums[held]
+            else:  # several batch sizes in one bucket
+                np.add.at(cells, at, sums[held])
 
     def _clipped(self, kinds: _Kinds) -> Floats:
         """Log seconds, pulled to three spreads from what is expected per round that it takes to move a median; [kinds].
