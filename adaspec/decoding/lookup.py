@@ -182,6 +182,8 @@ class LookupDrafter(Drafter):
     def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
         sequence = batch.sequence
         lengths, asked = sequence.lengths.tolist(), limits.tolist()
+        if not any(asked):
+            return Draft(limits.new_zeros(len(asked), 0), torch.zeros_like(limits), None)
         with self.clock.measure(self.name, 1, sequence.batch_size, max(lengths)):
             committed, stops = batch.committed.tolist(), batch.stop_ids.tolist()
             guesses = [
