@@ -72,7 +72,12 @@ def run(arguments: argparse.Namespace) -> int:
             schedule=Schedule(seed=arguments.seed, epochs=arguments.epochs),
         )
         result = distil(job, tell)
-    text.print(f"{arguments.out}: {result.parameters:,} parameters, {result.steps} steps, {result.tokens:,} tokens")
+    text.print(
+        f"{arguments.out}: {result.parameters:,} parameters, {result.steps} steps, {result.tokens:,} tokens",
+        soft_wrap=True,
+    )
     for kind, rates in (("before training", result.before), *result.after.items()):
-        text.print(f"held-out acceptance by position, {kind}: {' '.join(f'{rate:.2f}' for rate in rates)}")
+        text.print(
+            f"held-out acceptance by position, {kind}: {' '.join(f'{rate:.2f}' for rate in rates)}", soft_wrap=True
+        )
     return 0
