@@ -11,7 +11,7 @@ import numpy as np
 
 from adaspec.costs import CostModel
 from adaspec.explanation import EdgePart, Explanation, PassPart
-from adaspec.holding import TRUSTED_ROUNDS, Hold, Ranking, Seen
+from adaspec.holding import TRUSTED_ROUNDS, Hold, Ranking, Seen, idle
 from adaspec.merging import added
 from adaspec.outcome import Decision, Pass, RoundOutcome
 from adaspec.plan import Context, Override, Plan, PlanSpace
@@ -92,7 +92,7 @@ class Controller:
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
         self._holds: dict[_Key, Hold] = {}
-        self._rankings: dict[tuple[int, str], Ranking] = {}
+        self._rankings: dict[tuple[int, str, frozenset[str]], Ranking] = {}
         self._open: dict[int, tuple[Decision, Hold]] = {}
         self._next_id = 0
         self._context = Context()
@@ -122,7 +122,7 @@ class Controller:
             self._context = context
             key = (context.bucket, context.tag, override)
             hold = self._holds.get(key)
-            if hold is None or hold.left == 0:
+            if hold is None or hold.left == 0 or hold.interrupted(self.space[hold.arm], context):
                 hold = self._pull(context, override)
                 self._keep(key, hold)
             hold.left -= 1
@@ -242,7 +242,7 @@ class Controller:
 
     def _ranking(self, context: Context) -> Ranking:
         """The law and the forecasts of a context, renewed when they are used up."""
-        key = (context.bucket, context.tag)
+        key = (context.bucket, context.tag, idle(context))
         known = self._rankings.pop(key, None) or Ranking()
         self._rankings[key] = known
         if len(self._rankings) > _CONTEXTS:

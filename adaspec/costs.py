@@ -23,6 +23,7 @@ from adaspec.passes import Passes, check_passes
 from adaspec.plan import Context, Plan, PlanSpace
 from adaspec.priors import CostPriors
 from adaspec.rounds import Rounds
+from adaspec.switching import Switching
 from adaspec.theory import Edge, Floats, Forecast, forecast
 
 _PENDING = 32  # rounds that are learned together at most
@@ -37,8 +38,9 @@ class CostModel:
     geometrically; so is the length of drafts. Both are kept per tag and shrink to what all tags show. Seconds are a
     regression per model on (1, query length, batch x query length, cached tokens), with a correction per query length
     and bucket of batch sizes actually seen; before any pass of a model they are a guess from its place in the chains.
-    What a round spends outside its passes is learned per depth. A plan's own rounds (catch-up included, so a plan pays
-    for what its switches cost, spread over its rounds) correct its forecast by a factor, per batch size and tag.
+    What a round spends outside its passes is learned per depth. A plan's own rounds correct its forecast by a factor,
+    per batch size and tag. What feeding its idle models costs is charged to it, spread over some rounds, where the
+    context tells what they lack; elsewhere that is part of its own rounds.
 
     Outcomes may come late and in any order. An engine that does not tell its passes is understood from the seconds of
     its rounds, one that does not tell its edges from their tokens. Rounds are learned together when beliefs are next
@@ -66,6 +68,7 @@ class CostModel:
         self._acceptance = Acceptance(edges, positions, self.priors, acceptance or {}, space)
         self._passes = Passes(space, self._forecaster.query_lens, self.priors)
         self._rounds = Rounds(space, self.priors)
+        self._switching = Switching(space, self.priors.feeding, self.priors.earn_back)
         pairs = [{edge[:2] for edge in plan.edges()} for plan in space]
         self._holders = np.array([[edge in held for held in pairs] for edge in edges])  # [edges, plans]
         self.changes = 0  # of an edge's acceptance that were noticed so far
@@ -113,8 +116,9 @@ class CostModel:
     def rates(self, context: Context) -> Floats:
         """Expected tokens per second of every plan, measurement included; [plans]."""
         tokens, seconds = self.forecast(context)
-        rates: Floats = tokens / seconds * np.exp(self._residual(tokens / seconds, context)[0])
-        return rates
+        factor, _ = self._residual(tokens / seconds, context)
+        logs, _, _ = self._passes.table(context)
+        return self._rates(tokens, seconds, factor, logs, context)
 
     def sample_rates(
         self, rng: np.random.Generator, context: Context, draws: int = 1, sharpness: float = 1.0
@@ -132,11 +136,9 @@ class CostModel:
         logs = logs + wide * (common * luck[..., :1] + cell * luck[..., 1:])
         hazards = self._acceptance.sample(context.tag, rng, draws, sharpness)
         tokens, seconds = self._evaluate(hazards, np.exp(logs), context)
-        rates = tokens / seconds
-        residual, spread = self._residual(rates, context)
-        luck = rng.standard_normal(rates.shape[::-1]).T  # laid out as the rates are
-        drawn: Floats = rates * np.exp(residual + wide * spread * luck)
-        return drawn
+        residual, spread = self._residual(tokens / seconds, context)
+        luck = rng.standard_normal(tokens.shape[::-1]).T  # laid out as the rates are
+        return self._rates(tokens, seconds, residual + wide * spread * luck, logs, context)
 
     def upper_rates(self, delta: float, context: Context) -> Floats:
         """Optimistic tokens per second: every part at its 1 - delta quantile; [plans].
@@ -155,7 +157,7 @@ class CostModel:
         fast = np.exp(logs - quantile * np.hypot(common, cell))
         tokens, seconds = self._evaluate(self._acceptance.upper(context.tag, delta), fast, context)
         residual, spread = self._residual(tokens / seconds, context)
-        return tokens / seconds * np.exp(residual + quantile * spread)
+        return self._rates(tokens, seconds, residual + quantile * spread, logs, context)
 
     def acceptance(self, verifier: str, drafter: str, tag: str = "") -> Floats:
         """Believed acceptance per position of a window; [positions]; KeyError for a pair that no plan has."""
@@ -206,6 +208,7 @@ class CostModel:
             "acceptance": self._acceptance.state_dict(),
             "passes": self._passes.state_dict(),
             "rounds": self._rounds.state_dict(),
+            "switching": self._switching.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -213,6 +216,7 @@ class CostModel:
         self._acceptance.load_state_dict(state["acceptance"])
         self._passes.load_state_dict(state["passes"])
         self._rounds.load_state_dict(state["rounds"])
+        self._switching.load_state_dict(state["switching"])
         self._pending, self._known = [], None
 
     @staticmethod
@@ -241,6 +245,9 @@ class CostModel:
             self._rounds.doubt(self._holders[row], tag)
         self.changes += len(changed)
         outliers = self._passes.learn(passes)
+        if any(decision.context.lacking for decision, _ in group):
+            logs, _, _ = self._passes.table(group[-1][0].context)
+            self._switching.learn(group, np.exp(logs[:, 1]))
         by_plan: dict[Plan, list[tuple[_Round, float]]] = {}
         for one, outside in zip(group, outliers):
             by_plan.setdefault(one[0].plan, []).append((one, outside))
@@ -250,7 +257,7 @@ class CostModel:
     def _learn_plan(self, plan: Plan, bucket: int, tag: str, group: list[tuple[_Round, float]]) -> None:
         """The rounds of one plan as wholes, less their seconds in outliers."""
         tokens = sum(outcome.tokens / max(decision.context.batch_size, 1) for (decision, outcome), _ in group)
-        seconds = sum(max(outcome.seconds - extra, 0.1 * outcome.seconds) for (_, outcome), extra in group)
+        seconds = sum(_own_seconds(*one, extra) for one, extra in group)
         self._rounds.add((bucket, tag), self.space.arm(plan), tokens, seconds, len(group))
         told = [outcome for (_, outcome), _ in group if outcome.passes]
         if told:
@@ -316,8 +323,22 @@ class CostModel:
         tokens, spent = self._forecaster(hazards, seconds, self._acceptance.drafted(context.tag))
         return tokens * context.batch_size, spent + self._rounds.overheads(context.bucket)
 
+    def _rates(self, tokens: Floats, seconds: Floats, factor: Floats, logs: Floats, context: Context) -> Floats:
+        """Tokens per second [..., plans]; ``factor``: the log of measured over forecast. What models lack is charged."""
+        spent = seconds * np.exp(-factor)
+        if context.lacking:
+            spent = spent + self._switching.charge(context, np.exp(logs[..., 1]))
+        rates: Floats = tokens / spent
+        return rates
+
     def _residual(self, rates: Floats, context: Context) -> tuple[Floats, Floats]:
         return self._rounds.residual(rates / context.batch_size, (context.bucket, context.tag))
+
+
+def _own_seconds(decision: Decision, outcome: RoundOutcome, outliers: float) -> float:
+    """What a round says of its plan: less what it spent in outliers, and on catch-up where that is charged apart."""
+    apart = outcome.catch_up_seconds if decision.context.lacking else 0.0
+    return max(outcome.seconds - outliers - apart, 0.1 * (outcome.seconds - apart))
 
 
 def _outside(outcome: RoundOutcome) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from adaspec.outcome import RoundOutcome
+from adaspec.plan import Context, Plan
 from adaspec.theory import Floats
 
 TRUSTED_ROUNDS = 32.0  # after this many rounds of a plan a few bad ones are half taken for chance
@@ -15,7 +16,13 @@ _PATIENT_ROUNDS = 32  # rounds of a context that earn its laws another use
 _FORECAST_ROUNDS = 64  # rounds of a context after which the forecasts that holds are judged by are old
 _CHANCE = 1.25  # share of a trusted plan's floor that chance may take in one round, shrinking with the rounds' root
 _SOARED = 0.8  # excess over the best forecast, shrinking likewise, from which the law is void
+_MUCH = 24  # tokens to be fed from which a model counts as idle
 _FAMILIAR = 0.5  # trust in a plan from which its collapse makes the law void
+
+
+def idle(context: Context) -> frozenset[str]:
+    """The models that have so much to catch up with that it decides between plans."""
+    return frozenset(name for name, count in context.lacking if count >= _MUCH)
 
 
 @dataclass(slots=True)
@@ -112,6 +119,14 @@ class Hold:
                 self.ranking.drop(self.arm, self.trust)
         elif self.ranking and not self.left and self._soared():
             self.ranking.uses = 0
+
+    def interrupted(self, plan: Plan, context: Context) -> bool:
+        """Whether the plan's models lack tokens again after its first round: another text has begun."""
+        return self.started and not idle(context).isdisjoint(plan.models)
+
+    @property
+    def started(self) -> bool:
+        return bool(self.open or self.rounds)
 
     def _collapsed(self) -> bool:
         chance = min(_CHANCE * self.trust / math.sqrt(self.seen.rounds), 1.0)

@@ -104,13 +104,21 @@ class Plan:
         return f"{names}:{','.join(map(str, self.windows))}{stop}" if self.windows else names
 
 
+LACKING = 8  # tokens from which a context tells that a model lacks them; fewer go with the next pass
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What is known before a round: running rows, their (mean) length in tokens, and a free tag (task, tenant)."""
+    """What is known before a round: running rows, their (mean) length in tokens, and a free tag (task, tenant).
+
+    ``lacking``: models that have been idle, each with the tokens (mean over rows) that it must be fed before it can
+    play; empty where an engine does not tell.
+    """
 
     batch_size: int = 1
     seq_len: int = 0
     tag: str = ""
+    lacking: tuple[tuple[str, int], ...] = ()
 
     @property
     def bucket(self) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from adaspec.bench.worlds import Segment, World
 from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
-from adaspec.plan import Context, Plan, PlanSpace
+from adaspec.plan import LACKING, Context, Plan, PlanSpace
 from adaspec.theory import Edge
 
 _NOISE = 1 << 14  # factors on the seconds of passes, drawn once and used in turn
@@ -50,6 +50,7 @@ class Replay:
         self._turn = 0
         self._segments, self._segment = list(world.segments), world.segments[0]
         self._fed: dict[str, int] = {}
+        self._idle = [name for name in space.models[1:] if name not in world.lookups]  # that may have to catch up
         self._scored = _shadow_windows(world, space, follow)
         self._open: dict[str, int] = {}
         self._passes: list[Pass] = []
@@ -70,12 +71,22 @@ class Replay:
 
     def context(self) -> Context:
         segment = self.segment
-        return Context(segment.rows, self._seq_len[self.position], segment.tag if self.world.tagged else "")
+        if self._begins:
+            self._fed, self._open = {}, {}
+        length = self._seq_len[self.position]
+        fed = ((name, length - self._fed.get(name, 0) - 1) for name in self._idle)
+        lacking = tuple(one for one in fed if one[1] >= LACKING)
+        return Context(segment.rows, length, segment.tag if self.world.tagged else "", lacking)
+
+    @property
+    def _begins(self) -> bool:
+        """Whether a new text begins here."""
+        return self.position == 0 or self._left[self.position - 1] == 1
 
     def round(self, plan: Plan) -> RoundOutcome:
         """Plays one round of ``plan`` and moves on."""
         segment, first = self.segment, self.position
-        if first == 0 or self._left[first - 1] == 1:
+        if self._begins:
             self._fed, self._open = {}, {}
         self._passes, self._true = [], 0.0
         self._edges, self._spent = [[] for _ in plan.windows], [[0.0, 0.0] for _ in plan.windows]

@@ -17,7 +17,7 @@ from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import Sampler, SamplingParams
 from adaspec.decoding.shadow import Shadow, overhear
 from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
-from adaspec.plan import Context, Plan
+from adaspec.plan import LACKING, Context, Plan
 
 PROFILE_CONTEXT = 32  # tokens in the cache while passes are timed
 
@@ -203,10 +203,16 @@ class Chain:
         self._clock.drain()
 
     def context(self, tag: str = "") -> Context:
-        """Running rows and their mean length."""
+        """Running rows, their mean length, and what idle models lack of it."""
         running = self._left > 0
-        rows = int(running.sum())
-        return Context(rows, int(self._batch.sequence.lengths[running].sum()) // max(rows, 1), tag)
+        rows = max(int(running.sum()), 1)
+        total = int(self._batch.sequence.lengths[running].sum())
+        lacking = (
+            (name, (total - int(member.lengths[running].sum())) // rows - 1)
+            for name, member in self.members.items()
+            if isinstance(member, LanguageModel) and name != self.target.name
+        )
+        return Context(int(running.sum()), total // rows, tag, tuple(one for one in lacking if one[1] >= LACKING))
 
     @property
     def running(self) -> bool:
