@@ -68,7 +68,7 @@ class CostModel:
         self._acceptance = Acceptance(edges, positions, self.priors, acceptance or {}, space)
         self._passes = Passes(space, self._forecaster.query_lens, self.priors)
         self._rounds = Rounds(space, self.priors)
-        self._switching = Switching(space, self.priors.feeding, self.priors.earn_back)
+        self._switching = Switching(space, self.priors.feeding, self.priors.stays)
         pairs = [{edge[:2] for edge in plan.edges()} for plan in space]
         self._holders = np.array([[edge in held for held in pairs] for edge in edges])  # [edges, plans]
         self.changes = 0  # of an edge's acceptance that were noticed so far
@@ -245,7 +245,7 @@ class CostModel:
             self._rounds.doubt(self._holders[row], tag)
         self.changes += len(changed)
         outliers = self._passes.learn(passes)
-        if any(decision.context.lacking for decision, _ in group):
+        if self.space[1:]:
             logs, _, _ = self._passes.table(group[-1][0].context)
             self._switching.learn(group, np.exp(logs[:, 1]))
         by_plan: dict[Plan, list[tuple[_Round, float]]] = {}
@@ -324,7 +324,7 @@ class CostModel:
         return tokens * context.batch_size, spent + self._rounds.overheads(context.bucket)
 
     def _rates(self, tokens: Floats, seconds: Floats, factor: Floats, logs: Floats, context: Context) -> Floats:
-        """Tokens per second [..., plans]; ``factor``: the log of measured over forecast. What models lack is charged."""
+        """Tokens per second [..., plans]; ``factor``: log of measured over forecast. What models lack is charged."""
         spent = seconds * np.exp(-factor)
         if context.lacking:
             spent = spent + self._switching.charge(context, np.exp(logs[..., 1]))

@@ -31,7 +31,7 @@ class CostPriors:
         keep, pass_keep, round_keep: weight that older observations keep when those of a round arrive: of an edge; of a
             kind of pass; of a plan's own rounds and of a model's regression.
         feeding: seconds of feeding an idle model one token, as a share of its pass over one.
-        earn_back: rounds over which a plan must earn back what feeding its models costs.
+        stays: rounds that a model plays once it was fed, over which a plan must earn back what the feeding costs.
         surprise: standard errors of an edge's recent acceptance (about ten rounds) against what is believed beyond
             which a change is assumed and the edge is forgotten but for ``acceptance_strength`` positions.
         idle_keep: weight that every observation keeps per round, so that what is not played is forgotten slowly.
@@ -56,9 +56,9 @@ class CostPriors:
     pass_keep: float = 0.97
     round_keep: float = 0.99
     feeding: float = 0.2
-    earn_back: float = 24.0
+    stays: float = 24.0
     surprise: float = 3.5
-    idle_keep: float = 0.994
+    idle_keep: float = 0.997
 
     def __post_init__(self) -> None:
         for name in ("acceptance", "caution", "keep", "pass_keep", "round_keep", "idle_keep"):

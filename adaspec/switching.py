@@ -6,50 +6,57 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adaspec.outcome import Decision, RoundOutcome
 from adaspec.plan import Context, PlanSpace
 from adaspec.theory import Floats
 
-_PRIOR_WEIGHT = 64.0  # tokens fed after which what was measured counts as much as the prior
+_FED = 64.0  # tokens fed after which what was measured counts as much as the prior
+_STAYS = 4.0  # feedings that the prior on how long a fed model plays counts for
+_KEEP = 0.995  # weight that older feedings keep per round
 
 
 class Switching:
-    """Learns the seconds of feeding one token relative to a pass over one, and charges plans for what they lack.
+    """Charges plans for what their models lack.
+
+    Two things are learned: the seconds of feeding one token relative to a pass over one (of all models together), and
+    per model how many rounds it plays between two feedings, over which a feeding is to be earned back.
 
     Args:
         space: the plans.
         relative: what feeding a token costs beforehand, as a share of the model's pass over one token.
-        rounds: over how many rounds a plan must earn back what taking it up costs.
+        rounds: how many rounds a fed model plays, beforehand.
     """
 
     def __init__(self, space: PlanSpace, relative: float, rounds: float) -> None:
         self._rows = {name: row for row, name in enumerate(space.models)}
         self._uses = np.array([[name in plan.models for name in space.models] for plan in space])  # [plans, models]
-        self._relative, self._rounds = relative, rounds
-        self.sums: NDArray[np.float64] = np.zeros(3)  # seconds fed; tokens x T(1); tokens
+        self._arm = space.arm
+        self._relative, self._prior_rounds = relative, rounds
+        self._fed = np.zeros(3)  # seconds, tokens x T(1), tokens
+        self._rounds, self._feedings = np.zeros((2, len(self._rows)))  # of each model, discounted
 
     def learn(self, rounds: Iterable[tuple[Decision, RoundOutcome]], seconds: Floats) -> None:
-        """Takes the catch-up of rounds whose models were idle; ``seconds`` [models]: believed, of a pass over 1 token."""
+        """Takes rounds whose contexts tell what models lack; ``seconds`` [models]: believed, of a pass over 1 token."""
         for decision, outcome in rounds:
-            fed = self._tokens(decision.context) * np.isin(list(self._rows), decision.plan.models)
-            if fed.any() and outcome.catch_up_seconds > 0.0:
-                self.sums += outcome.catch_up_seconds, float(fed @ seconds), float(fed.sum())
+            played = self._uses[self._arm(decision.plan)]
+            fed = self._tokens(decision.context) * played
+            self._rounds = self._rounds * _KEEP + played
+            self._feedings = self._feedings * _KEEP + (fed > 0.0)
+            if outcome.catch_up_seconds > 0.0 and fed.any():
+                self._fed += outcome.catch_up_seconds, float(fed @ seconds), float(fed.sum())
 
     def charge(self, context: Context, seconds: Floats) -> Floats:
-        """Seconds per round [plans] that what the plans' models lack adds; ``seconds`` [..., models] as above."""
-        lacking = self._tokens(context)
-        if not lacking.any():
-            return np.zeros(len(self._uses))
-        charged: Floats = (seconds * lacking) @ self._uses.T * (self._pace / self._rounds)
+        """Seconds per round [..., plans] that what their models lack adds; ``seconds`` [..., models] as above."""
+        stays = (self._rounds + _STAYS * self._prior_rounds) / (self._feedings + _STAYS)
+        charged: Floats = (seconds * (self._tokens(context) * self._pace / stays)) @ self._uses.T
         return charged
 
     @property
     def _pace(self) -> float:
-        spent, fed, tokens = self.sums
-        trust = tokens / (tokens + _PRIOR_WEIGHT)
-        return float(self._relative + trust * (spent / fed - self._relative)) if fed else self._relative
+        spent, passes, tokens = self._fed
+        trust = tokens / (tokens + _FED)
+        return float(self._relative + trust * (spent / passes - self._relative)) if passes else self._relative
 
     def _tokens(self, context: Context) -> Floats:
         """Tokens that each model of the space lacks; [models]."""
@@ -60,7 +67,10 @@ class Switching:
         return lacking
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": self.sums.tolist()}
+        stays = zip(self._rows, self._rounds.tolist(), self._feedings.tolist())
+        return {"fed": self._fed.tolist(), "models": {name: sums for name, *sums in stays}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.sums = np.array(state["sums"])
+        self._fed = np.array(state["fed"])
+        for name, row in self._rows.items():
+            self._rounds[row], self._feedings[row] = state["models"].get(name, (0.0, 0.0))

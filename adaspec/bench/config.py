@@ -23,7 +23,7 @@ class PolicyConfig:
 
     name: str = MISSING
     hold: int = 4
-    collapse: float = 0.7
+    collapse: float = 0.8
     learns: bool = True
     follow: bool = False
     rule: dict[str, Any] = field(default_factory=dict)

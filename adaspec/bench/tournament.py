@@ -45,7 +45,7 @@ class Entrant:
 
     policy: Policy
     hold: int = 4
-    collapse: float = 0.7
+    collapse: float = 0.8
     learns: bool = True
     follow: bool = False
 
