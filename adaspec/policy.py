@@ -123,7 +123,7 @@ class Optimistic(Policy):
         ValueError: a delta outside (0, 0.5], or a share outside [0, 1].
     """
 
-    def __init__(self, delta: float = 0.1, drawn: float = 0.25) -> None:
+    def __init__(self, delta: float = 0.05, drawn: float = 0.1) -> None:
         if not 0.0 < delta <= 0.5:
             raise ValueError(f"delta lies in (0, 0.5], got {delta}")
         if not 0.0 <= drawn <= 1.0:
