@@ -112,30 +112,21 @@ class Optimistic(Policy):
     Optimism in the parts is shared by all plans that have them, so a doubt about one pair is settled by playing any of
     its plans, not each (Lai and Robbins, 1985; for structured arms: Abbasi-Yadkori et al., 2011).
 
-    A share of the pulls is Thompson's (``ThompsonSampling``): a bound that rests on a wrong belief is the same at every
-    pull, a draw is not, so that nothing stays overlooked; and propensities are not all 1.
-
     Args:
         delta: the probability that a part is better than its optimistic value.
-        drawn: the share of pulls that Thompson sampling makes.
 
     Raises:
-        ValueError: a delta outside (0, 0.5], or a share outside [0, 1].
+        ValueError: a delta outside (0, 0.5].
     """
 
-    def __init__(self, delta: float = 0.05, drawn: float = 0.1) -> None:
+    def __init__(self, delta: float = 0.1) -> None:
         if not 0.0 < delta <= 0.5:
             raise ValueError(f"delta lies in (0, 0.5], got {delta}")
-        if not 0.0 <= drawn <= 1.0:
-            raise ValueError(f"the share of drawn pulls lies in [0, 1], got {drawn}")
-        self._delta, self._drawn = delta, drawn
-        self._thompson = ThompsonSampling()
+        self._delta = delta
 
     def probabilities(self, costs: CostModel, context: Context, rng: np.random.Generator) -> Floats:
         law = np.zeros(len(costs.space))
-        if self._drawn:
-            law += self._drawn * self._thompson.probabilities(costs, context, rng)
-        law[costs.upper_rates(self._delta, context).argmax()] += 1.0 - self._drawn
+        law[costs.upper_rates(self._delta, context).argmax()] = 1.0
         return law
 
 

@@ -242,13 +242,8 @@ def test_thompson_is_sharp_where_the_matter_is_clear():
 
 def test_optimism_takes_the_best_upper_forecast():
     model = costs()
-    law = Optimistic(0.05, drawn=0.0).probabilities(model, Context(), np.random.default_rng(0))
+    law = Optimistic(0.05).probabilities(model, Context(), np.random.default_rng(0))
     assert law[model.upper_rates(0.05, Context()).argmax()] == 1.0
-    drawn = Optimistic(0.05, drawn=0.4).probabilities(model, Context(), np.random.default_rng(0))
-    thompson = ThompsonSampling().probabilities(model, Context(), np.random.default_rng(0))
-    assert np.allclose(drawn, 0.6 * law + 0.4 * thompson)
-    with pytest.raises(ValueError, match="share of drawn pulls"):
-        Optimistic(drawn=1.1)
 
 
 def test_epsilon_greedy_takes_the_best_forecast_and_sometimes_any():
