@@ -89,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="three prompts of different character, against plain decoding")
     _add_models(demo)
     demo.set_defaults(run=_demo)
+    _add_export(commands.add_parser("export", help="write a learned state as an engine's static table"))
     models = commands.add_parser("models", help="list or fetch models").add_subparsers(required=True, metavar="ACTION")
     listing = models.add_parser("list", help="known and converted models, and where they lie")
     getting = models.add_parser("get", help="fetch (and convert) a model")
@@ -98,6 +99,15 @@ def _parser() -> argparse.ArgumentParser:
     listing.set_defaults(run=_list_models)
     getting.set_defaults(run=_get_model)
     return parser
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("engine", choices=("vllm", "sglang", "tensorrt-llm"), help="whose table")
+    parser.add_argument("states", nargs="+", metavar="STATE", help="state file or URL; several are merged")
+    parser.add_argument("--drafter", default="", metavar="NAME", help="whose windows, when the state knows several")
+    parser.add_argument("--max-batch-size", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--seq-len", type=int, default=512, help="tokens per row to forecast (default: %(default)s)")
+    parser.set_defaults(run=_export)
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
@@ -350,6 +360,25 @@ def _demo(arguments: argparse.Namespace) -> int:
         text.print(plan_table(plan_uses(generation, assembly.controller)))
         same = generation.completions[0].tokens == plain.completions[0].tokens
         text.print(comparison_line(generation, plain), "(same text)" if same else "(TEXTS DIFFER)")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from adaspec.adapters.tables import learned_ranges, sglang_config, tensorrt_schedule, vllm_table
+    from adaspec.controller import Controller
+    from adaspec.state import StateFile
+
+    states = []
+    for place in arguments.states:
+        state = StateFile(place).load()
+        if state is None:
+            raise ValueError(f"there is no state in {place}")
+        states.append(state)
+    ranges = learned_ranges(
+        Controller.merge(states), arguments.max_batch_size, drafter=arguments.drafter, seq_len=arguments.seq_len
+    )
+    write = {"vllm": vllm_table, "sglang": sglang_config, "tensorrt-llm": tensorrt_schedule}[arguments.engine]
+    print(write(ranges))
     return 0
 
 
