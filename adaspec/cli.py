@@ -106,7 +106,6 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("states", nargs="+", metavar="STATE", help="state file or URL; several are merged")
     parser.add_argument("--drafter", default="", metavar="NAME", help="whose windows, when the state knows several")
     parser.add_argument("--max-batch-size", type=int, default=64, help="(default: %(default)s)")
-    parser.add_argument("--seq-len", type=int, default=512, help="tokens per row to forecast (default: %(default)s)")
     parser.set_defaults(run=_export)
 
 
@@ -374,9 +373,7 @@ def _export(arguments: argparse.Namespace) -> int:
         if state is None:
             raise ValueError(f"there is no state in {place}")
         states.append(state)
-    ranges = learned_ranges(
-        Controller.merge(states), arguments.max_batch_size, drafter=arguments.drafter, seq_len=arguments.seq_len
-    )
+    ranges = learned_ranges(Controller.merge(states), arguments.max_batch_size, drafter=arguments.drafter)
     write = {"vllm": vllm_table, "sglang": sglang_config, "tensorrt-llm": tensorrt_schedule}[arguments.engine]
     print(write(ranges))
     return 0

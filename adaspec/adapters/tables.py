@@ -3,49 +3,65 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from adaspec.adapters.windows import expected_window
+from adaspec.adapters.windows import window_of
 from adaspec.controller import Controller
-from adaspec.plan import Context, Plan, PlanSpace
+from adaspec.plan import Plan
 
+_SHARE = 0.05  # of a bucket's rounds, below which a plan's rate is chance
 Range = tuple[int, int, int]
 """(first, last) batch size and the window for them."""
 
 
-def learned_ranges(
-    state: Mapping[str, Any], largest: int, *, drafter: str = "", seq_len: int = 512
-) -> tuple[Range, ...]:
-    """The window of the best forecast for every batch size from 1 to ``largest``, equal neighbours joined.
+def learned_ranges(state: Mapping[str, Any], largest: int, *, drafter: str = "") -> tuple[Range, ...]:
+    """The window that was measured as fastest for every batch size from 1 to ``largest``, equal neighbours joined.
 
-    Only the plans that were played take part, and of those only plain decoding and chains of two. Batch sizes that
-    were never seen are forecast like all others, from what the passes of the seen ones took.
+    Of plain decoding and the chains of two, those count that make up ``_SHARE`` of what is remembered of a bucket of
+    batch sizes, over all tags: a table has no exploration that would correct a forecast. A bucket that was never
+    played takes the window of the next smaller one that was, or else of the smallest.
 
     Args:
         state: of a controller.
         largest: batch size up to which the table goes.
         drafter: whose windows; needed when the plans name several.
-        seq_len: tokens per row that the forecast is made for.
 
     Raises:
-        ValueError: a largest batch size below 1, a state of no controller, or no drafter of that name.
+        ValueError: a largest batch size below 1, what is no controller's state or has no rounds, an unknown drafter.
     """
     if largest < 1:
         raise ValueError(f"a table goes up to a batch size of at least 1, got {largest}")
     Controller.merge([state])  # refuses what is no state
-    plans = [Plan.parse(text) for text in state["totals"]]
-    pairs = [plan for plan in plans if plan.depth == 2 and not plan.stop]
-    known = sorted({plan.models[1] for plan in pairs})
+    known = sorted({plan.models[1] for plan in map(Plan.parse, state["totals"]) if plan.depth == 2})
     chosen = drafter or (known[0] if len(known) == 1 else "")
     if chosen not in known:
         raise ValueError(f"name one drafter of the state ({', '.join(known) or 'it has none'}), got {drafter!r}")
-    controller = Controller(PlanSpace([Plan((state["target"],)), *(p for p in pairs if p.models[1] == chosen)]))
-    controller.load_state_dict(state)
-    windows = [(size, expected_window(controller, Context(size, seq_len))) for size in range(1, largest + 1)]
-    groups = [(window, list(sizes)) for window, sizes in groupby(windows, lambda entry: entry[1])]
-    return tuple((sizes[0][0], sizes[-1][0], window) for window, sizes in groups)
+    contexts = state["costs"]["rounds"]["contexts"]
+    played = {int(bucket): _fastest(tags.values(), chosen) for bucket, tags in contexts.items()}
+    windows = {bucket: window for bucket, window in played.items() if window is not None}
+    if not windows:
+        raise ValueError(f"no round with {chosen} or without a drafter is in the state")
+    smallest = min(windows)
+    sizes = range(1, largest + 1)
+    table = [(size, windows[max((b for b in windows if b <= size), default=smallest)]) for size in sizes]
+    groups = [(window, list(entries)) for window, entries in groupby(table, lambda entry: entry[1])]
+    return tuple((entries[0][0], entries[-1][0], window) for window, entries in groups)
+
+
+def _fastest(tags: Iterable[Mapping[str, Sequence[float]]], drafter: str) -> int | None:
+    """The window of the most tokens per second, from (tokens, seconds, rounds) per plan and tag."""
+    sums: dict[int, list[float]] = {}
+    for plans in tags:
+        for text, told in plans.items():
+            plan = Plan.parse(text)
+            if plan.depth == 1 or (plan.depth == 2 and plan.models[1] == drafter and not plan.stop):
+                own = sums.setdefault(window_of(plan), [0.0, 0.0, 0.0])
+                own[:] = (old + new for old, new in zip(own, told))
+    enough = _SHARE * sum(rounds for _, _, rounds in sums.values())
+    rates = {window: tokens / seconds for window, (tokens, seconds, rounds) in sums.items() if rounds >= enough}
+    return max(rates, key=rates.__getitem__) if rates else None
 
 
 def vllm_table(ranges: Sequence[Range]) -> str:

@@ -62,9 +62,3 @@ def edge_outcome(
         asked=(len(rows),) * window,
         drafted=tuple(sum(offer > step for offer, _ in rows) for step in steps),
     )
-
-
-def expected_window(controller: Controller, context: Context) -> int:
-    """The window of the best forecast, without a draw."""
-    rates = controller.costs.rates(context)
-    return window_of(controller.space[int(rates.argmax())])

@@ -28,6 +28,7 @@ def test_ranges_cover_every_batch_size_once(state):
     assert all(window != after for (_, _, window), (_, _, after) in pairwise(ranges))
     assert ranges[0][2] == 6
     assert ranges[-1][2] == 0
+    assert ranges == learned_ranges(Controller.merge([state, state]), 16)
 
 
 RANGES = ((1, 2, 6), (3, 4, 3), (5, 12, 1), (13, 64, 0))
@@ -64,6 +65,8 @@ def test_what_is_no_state_or_names_no_drafter_is_refused(state):
         learned_ranges(state, 0)
     with pytest.raises(ValueError, match="'other'"):
         learned_ranges(state, 8, drafter="other")
+    with pytest.raises(ValueError, match="no round"):
+        learned_ranges(state | {"costs": state["costs"] | {"rounds": {"contexts": {}}}}, 8)
     plain = Controller(PlanSpace([Plan(("target",))]))
     with pytest.raises(ValueError, match="it has none"):
         learned_ranges(plain.state_dict(), 8)
