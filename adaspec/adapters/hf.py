@@ -120,7 +120,6 @@ class Speculation:
         logits_processor: Sequence[Any],
         stopping_criteria: Sequence[Any],
         generation_config: GenerationConfig,
-        synced_gpus: bool = False,
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
@@ -128,7 +127,7 @@ class Speculation:
         if model is not self.model:
             raise ValueError("this speculation was made for another model")
         batch = input_ids.shape[0]
-        check(generation_config, logits_processor, input_ids, model_kwargs, synced_gpus, streamer)
+        check(generation_config, logits_processor, input_ids, model_kwargs, streamer)
         prompts = prompts_of(input_ids, model_kwargs.get("attention_mask"))
         processor = HistoryProcessor(logits_processor, input_ids, [len(prompt) for prompt in prompts])
         watcher = Watcher(stopping_criteria, input_ids)
@@ -177,7 +176,6 @@ def generate(
     generation_config: GenerationConfig,
     drafters: Sequence[Any] | Mapping[str, Any] = ("lookup",),
     controller: Controller | None = None,
-    synced_gpus: bool = False,
     streamer: Any = None,
     **model_kwargs: Any,
 ) -> Any:
@@ -192,7 +190,6 @@ def generate(
         logits_processor,
         stopping_criteria,
         generation_config,
-        synced_gpus=synced_gpus,
         streamer=streamer,
         **model_kwargs,
     )

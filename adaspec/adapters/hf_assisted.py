@@ -39,8 +39,8 @@ class AdaptiveCandidates(CandidateGenerator):  # type: ignore[misc]
         decision = self._controller.choose(Context(1, input_ids.shape[1]))
         window = window_of(decision.plan)
         candidates: tuple[Tensor, Tensor | None] = (input_ids, None)
-        if window:
-            self._inner.num_assistant_tokens = window
+        if window or self._first:  # the assistant takes in the prompt together with the target
+            self._inner.num_assistant_tokens = max(window, 1)
             candidates = self._inner.get_candidates(input_ids, *args, **kwargs)
         self._open = (decision, began, candidates[0].shape[1] - input_ids.shape[1])
         return candidates

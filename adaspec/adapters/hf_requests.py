@@ -35,11 +35,7 @@ _STATEFUL = (  # processors that keep something between calls, or whose rows bel
     "WhisperTimeStampLogitsProcessor",
     "WhisperNoSpeechDetection",
 )
-_BY_ROW = (  # processors that know their rows by number
-    "PrefixConstrainedLogitsProcessor",
-    "EncoderRepetitionPenaltyLogitsProcessor",
-    "EncoderNoRepeatNGramLogitsProcessor",
-)
+_BY_ROW = ("PrefixConstrainedLogitsProcessor",)  # calls the user's function for rows by number
 _CACHES = ("cache", "past_key_values", "cache_params")
 _PREPARED = (*_CACHES, "attention_mask", "position_ids", "cache_position", "logits_to_keep", "use_cache")
 
@@ -49,7 +45,6 @@ def check(
     processors: Sequence[Any],
     input_ids: Tensor,
     model_kwargs: Mapping[str, Any],
-    synced_gpus: bool,
     streamer: Any,
 ) -> None:
     """Refuses what speculation here cannot do.
@@ -68,8 +63,6 @@ def check(
             raise ValueError(f"adaspec cannot honour {name}" + (f" for a batch of {batch}" if name in _BY_ROW else ""))
     if streamer is not None and batch > 1:
         raise ValueError(f"a streamer follows one row, and the batch has {batch}")
-    if synced_gpus:
-        raise ValueError("adaspec cannot honour synced_gpus: ranks would decide differently")
     for name, value in model_kwargs.items():
         if name not in _PREPARED and value is not None:
             raise ValueError(f"adaspec cannot honour the argument {name}: it passes on tokens only")
@@ -113,8 +106,8 @@ def eos_ids(config: GenerationConfig) -> tuple[int, ...]:
 class HistoryProcessor:
     """Hugging Face logits processors, applied at every position with the drafted prefix in the history.
 
-    A processor sees what it sees in ``generate``: the left-padded prompt, what was generated since, and one row of
-    scores. It is called once per position, for the rows whose texts are of equal length.
+    A processor sees what it sees in ``generate``: left-padded texts of all rows, [B, length], and one row of scores
+    each. It is called once per position and length of text, and of what it returns only the rows of that length count.
     """
 
     def __init__(self, processors: Sequence[Any], input_ids: Tensor, prompt_lengths: Sequence[int]) -> None:
@@ -132,10 +125,10 @@ class HistoryProcessor:
         if self._processors:
             lengths = self._pads + first + 1  # [B]
             for length in lengths.unique().tolist():
-                rows = (lengths == length).nonzero()[:, 0]
-                texts = self._texts(sequence, rows, length + logits.shape[1] - 1)
+                rows = lengths == length
+                texts = self._texts(sequence, length + logits.shape[1] - 1)
                 for step in range(logits.shape[1]):
-                    scores[rows, step] = self._process(texts[:, : length + step], scores[rows, step])
+                    scores[rows, step] = self._process(texts[:, : length + step], logits[:, step].clone())[rows]
         self.latest = (logits, scores)
         return scores
 
@@ -144,12 +137,12 @@ class HistoryProcessor:
             scores = processor(texts, scores)
         return scores
 
-    def _texts(self, sequence: TokenBuffer, rows: Tensor, length: int) -> Tensor:
-        """Padded prompt and sequence of some rows, [rows, length]."""
-        steps = torch.arange(length, device=rows.device).expand(len(rows), -1)
-        slots = steps - self._pads[rows, None]
-        tokens = sequence.tokens[rows].gather(1, slots.clamp(0, sequence.capacity))
-        padding = self._prompt[rows].gather(1, steps.clamp(max=self._prompt.shape[1] - 1))
+    def _texts(self, sequence: TokenBuffer, length: int) -> Tensor:
+        """Padded prompts and sequences, [B, length]; rows that are shorter end in anything."""
+        steps = torch.arange(length, device=self._prompt.device).expand(len(self._prompt), -1)
+        slots = steps - self._pads[:, None]
+        tokens = sequence.tokens.gather(1, slots.clamp(0, sequence.capacity))
+        padding = self._prompt.gather(1, steps.clamp(max=self._prompt.shape[1] - 1))
         return torch.where(slots < 0, padding, tokens)
 
 
