@@ -124,7 +124,7 @@ class HistoryProcessor:
         scores = logits.clone()
         if self._processors:
             lengths = self._pads + first + 1  # [B]
-            for length in lengths.unique().tolist():
+            for length in sorted(set(lengths.tolist())):
                 rows = lengths == length
                 texts = self._texts(sequence, length + logits.shape[1] - 1)
                 for step in range(logits.shape[1]):
