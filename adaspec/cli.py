@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from adaspec.commands import corpus, demo, generate, models, simulate, train
+from adaspec.commands import corpus, demo, export, generate, models, simulate, train
 
-COMMANDS = (generate, demo, train, corpus, models, simulate)  # in the order of --help
+COMMANDS = (generate, demo, train, corpus, models, simulate, export)  # in the order of --help
 BENCH_ONLY = ("hydra", "omegaconf", "matplotlib")
 
 

@@ -14,7 +14,7 @@ from adaspec.decoding.clock import WallClock
 from adaspec.decoding.drafter import Batch, Drafter, EdgeTally, ModelDrafter, Stage, Verdict
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.lookup import LookupDrafter
-from adaspec.decoding.sampling import Sampler, SamplingParams
+from adaspec.decoding.sampling import Processor, Sampler, SamplingParams
 from adaspec.decoding.shadow import Shadow, overhear
 from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import LACKING, Context, Plan
@@ -173,8 +173,17 @@ class Chain:
                 f"{len(sequences.prompts[row])}), the cache holds {self.capacity}{self._capacity_reason}"
             )
 
-    def start(self, sequences: Sequences, *, watch: Watch | None = None, logprobs: bool = False) -> None:
+    def start(
+        self,
+        sequences: Sequences,
+        *,
+        watch: Watch | None = None,
+        logprobs: bool = False,
+        processor: Processor | None = None,
+    ) -> None:
         """Takes in a batch and feeds the target all but the last token of each prompt.
+
+        ``processor``: what happens to the logits of every model, in place of the penalties.
 
         Raises:
             ValueError: see ``check``.
@@ -190,7 +199,7 @@ class Chain:
         stops = torch.tensor(stop_ids, dtype=torch.long, device=device).view(size, width)
         self._left = torch.tensor(sequences.max_new_tokens, device=device)  # [B], 0 once a row has ended
         self._watch, self._logprobs = watch, logprobs
-        self.begin(Batch(buffer, Sampler(sequences.sampling, device), stops, buffer.lengths))
+        self.begin(Batch(buffer, Sampler(sequences.sampling, device, processor), stops, buffer.lengths))
 
     def begin(self, batch: Batch) -> None:
         """Starts every member on ``batch`` and feeds the target all but the last token of each row."""

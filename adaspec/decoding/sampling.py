@@ -6,7 +6,7 @@ A law is a processed next-token distribution: repetition penalty, temperature, t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,13 +79,29 @@ def _mix(bits: Tensor) -> Tensor:
     return bits ^ ((bits >> 31) & ((1 << 33) - 1))
 
 
-class Sampler:
-    """The sampling parameters of a batch, one entry per row, with the random stream of every row."""
+Processor = Callable[[Tensor, TokenBuffer, Tensor], Tensor]
+"""(logits [B, n, V] at positions first .. first + n - 1, the sequences, first [B]) -> processed logits [B, n, V].
 
-    def __init__(self, params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> None:
+A pure function of each position's own logits and of its history, everything up to and including it: drafts count.
+"""
+
+
+class Sampler:
+    """The sampling parameters of a batch, one entry per row, with the random stream of every row.
+
+    ``processor`` takes the place of the penalties: see ``Processor``.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[SamplingParams],
+        device: torch.device | str = "cpu",
+        processor: Processor | None = None,
+    ) -> None:
         def column(values: list[float] | list[int]) -> Tensor:
             return torch.tensor(values, device=device)[:, None, None]  # [B, 1, 1]
 
+        self._processor = processor
         self.uniforms = Uniforms(torch.tensor([p.seed for p in params], dtype=torch.long, device=device))
         self.greedy = all(p.temperature == 0.0 for p in params)
         self._temperature = column([p.temperature for p in params])
@@ -100,6 +116,8 @@ class Sampler:
 
         The history of a position is everything up to and including it: the drafted prefix counts.
         """
+        if self._processor is not None:
+            return self._processor(logits, sequence, first)
         if self._penalty is None:
             return logits
         seen = history(sequence, first, logits.shape[1], logits.shape[2])

