@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import Sampler, SamplingParams
 from adaspec.decoding.shadow import Shadow
+from adaspec.decoding.shield import Report, Shield
 from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import Context, Plan
 
@@ -99,6 +101,13 @@ class Chain:
                 raise ValueError(f"{name} has {member.vocab_size} tokens, {target.name} has {target.vocab_size}")
         self._stages: dict[Plan, list[Stage]] = {}
         self._shadows: dict[str, Shadow] = {}
+        self._shield: Shield | None = None
+
+    def shield(self, report: Report) -> None:
+        """From now on a drafter that fails costs its draft, not the round; ``report`` is told. See ``Shield``."""
+        self._shield = Shield(report, self.target.vocab_size)
+        plans, self._stages = list(self._stages), {}
+        self.prepare(plans)
 
     def prepare(self, plans: Iterable[Plan]) -> None:
         """Builds the stages of ``plans``, so that a round allocates nothing.
@@ -125,12 +134,12 @@ class Chain:
             self._refuse_stateful(last)
         inner: Drafter = ModelDrafter(last) if isinstance(last, LanguageModel) else last
         stages: list[Stage] = []
-        for name, window in reversed(list(zip(plan.models, plan.windows))):
+        for name, below, window in reversed(list(zip(plan.models, plan.models[1:], plan.windows))):
             verifier = self.members[name]
             if not isinstance(verifier, LanguageModel):
                 raise ValueError(f"plan {plan}: {name!r} can only draft, not verify")
             self._refuse_stateful(verifier)
-            inner = Stage(verifier, inner, window)
+            inner = Stage(verifier, self._shield.wrap(below, inner) if self._shield else inner, window)
             stages.insert(0, inner)
         return stages
 
@@ -189,8 +198,11 @@ class Chain:
         self._batch = batch
         for shadow in self._shadows.values():
             shadow.skip()
-        for member in self.members.values():
-            member.start(batch.sequence.batch_size, batch.sequence.capacity)
+        for name, member in self.members.items():
+            if self._shield and member is not self.target:
+                self._shield.start(name, member, batch.sequence.batch_size, batch.sequence.capacity)
+            else:
+                member.start(batch.sequence.batch_size, batch.sequence.capacity)
         self.target.catch_up(batch.sequence, batch.sequence.lengths - 1)
         self._clock.drain()
 
@@ -229,8 +241,13 @@ class Chain:
         for name, shadow in self._shadows.items():
             if name in plan.models:
                 shadow.skip()
+                continue
+            score = partial(shadow.score, self._batch, self.target.name)
+            outcome = self._shield.attempt(name, score) if self._shield else score()
+            if outcome is None:
+                shadow.skip()
             else:
-                outcomes.append(shadow.score(self._batch, self.target.name))
+                outcomes.append(outcome)
         return tuple(outcome for outcome in outcomes if outcome.verifications)
 
     def emit(self, plan: Plan, limits: Tensor) -> Verdict:
