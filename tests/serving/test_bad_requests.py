@@ -51,7 +51,7 @@ BAD = [
     ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
     ({"presence_penalty": 0.5}, 400, "presence_penalty"),
     ({"no_such_field": 1}, 400, "no_such_field"),
-    ({"\udcff": 1}, 400, "\\udcff"),
+    ({"\udcff": 1}, 400, None),
     ({"adaspec": {"plan": "target/lookup:0"}}, 400, "adaspec"),
     ({"adaspec": {"plan": "target/nobody:3"}}, 400, "adaspec"),
     ({"adaspec": {"plan": "target/lookup:2", "speculation": False}}, 400, "adaspec"),
