@@ -44,7 +44,6 @@ PROMPTS = (
     "Dear Sir or Madam, I am writing to",
 )
 KINDS = ("greedy", "stream", "stop", "sampled", "logprobs", "ids")
-WINDOW = 10.0  # seconds over which the mix of plans and the load are compared
 
 
 @dataclass(slots=True)
@@ -124,7 +123,8 @@ class Client:
 
     def _stream(self, http: httpx.Client, body: dict[str, Any], hang_up: bool) -> str | None:
         """The joined text; None when it was not read to its end on purpose."""
-        pieces, after = [], self._random.randrange(4)
+        pieces: list[str] = []
+        after = self._random.randrange(4)
         with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
             if answer.status_code == 429:
                 return None
@@ -145,7 +145,7 @@ class Faults:
     def __init__(self, drafter: LookupDrafter) -> None:
         self.on = False
         self._guess = drafter.guess
-        drafter.guess = self._maybe  # type: ignore[method-assign]
+        drafter.guess = self._maybe  # type: ignore[method-assign, assignment]
 
     def _maybe(self, *arguments: Any) -> list[int]:
         if self.on:
@@ -223,14 +223,14 @@ def soak(
     tally, began, length = Tally(), time.monotonic(), 60.0 * minutes
     watch = Watch(service)
     with ThreadPoolExecutor(clients) as pool:
+
+        def pause() -> bool:
+            return 0.5 < (time.monotonic() - began) / length < 0.75
+
+        asking = [Client(number, urls[0], answers, tally, hangs_up=number == 0, seed=seed) for number in range(clients)]
         runs = [
-            pool.submit(
-                Client(number, urls[0], answers, tally, hangs_up=number == 0, seed=seed).run,
-                began + length,
-                lambda number=number: number > 1 and 0.5 < (time.monotonic() - began) / length < 0.75,
-                ids,
-            )
-            for number in range(clients)
+            pool.submit(each.run, began + length, pause if number > 1 else _never, ids)
+            for number, each in enumerate(asking)
         ]
         while not all(run.done() for run in runs):
             spent = time.monotonic() - began
@@ -244,6 +244,10 @@ def soak(
     server.drain()
     thread.join()
     return _summary(tally, watch, metrics, minutes, clients)
+
+
+def _never() -> bool:
+    return False
 
 
 class Watch:
@@ -320,12 +324,7 @@ def _summary(tally: Tally, watch: Watch, metrics: str, minutes: float, clients: 
         "lost": lost,
         "garbled": garbled,
         "faults": tally.faults[:10],
-        "latency_seconds": {
-            name: round(latencies[int(share * (len(latencies) - 1))], 3)
-            for name, share in (("p50", 0.5), ("p99", 0.99))
-        }
-        if latencies
-        else {},
+        "latency_seconds": {name: _quantile(latencies, share) for name, share in (("p50", 0.5), ("p99", 0.99))},
         "memory_mb": {
             "first_third": round(sum(settled[:third]) / third, 1),
             "last_third": round(sum(settled[-third:]) / third, 1),
@@ -336,6 +335,10 @@ def _summary(tally: Tally, watch: Watch, metrics: str, minutes: float, clients: 
         "plan_shares_by_batch": shares,
         "fallbacks": [line for line in metrics.splitlines() if line.startswith("adaspec:fallbacks_total")],
     }
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float | None:
+    return round(ordered[int(share * (len(ordered) - 1))], 3) if ordered else None
 
 
 if __name__ == "__main__":

@@ -60,9 +60,7 @@ def test_the_live_page_draws_without_an_error(server, client, chromium: str, tmp
 
     def traffic() -> None:
         while not stop.is_set():
-            client.completions.create(
-                model="tiny", prompt="the quick brown fox the quick", max_tokens=40, temperature=0
-            )
+            client.completions.create(model="tiny", prompt="the quick brown fox the", max_tokens=40, temperature=0)
 
     thread = threading.Thread(target=traffic)
     thread.start()
