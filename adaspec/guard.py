@@ -16,7 +16,7 @@ from adaspec.plan import Context, Override, Plan
 _CONTEXTS = 256  # contexts watched; the one unused for longest is forgotten
 _OPEN_TICKETS = 4096
 _LONGEST = 16  # pauses and benchings double up to this many times their first length
-_FRESH = 16  # rounds of a context after which its forecasts are read again, growing to four times as many
+_FRESH = 16, 256  # rounds of a context after which its forecasts are read again, growing from the one to the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +138,11 @@ class Guard:
         """
         with self._lock:
             watch = self._watch(context)
-            demand, reason = self._demand(context, watch, override or Override())
+            demand, reason = self._demand(context, watch, override)
             if self.rules.read_only:
                 decision = Decision(self._best(watch, demand), context, 1.0, next(self._tickets))
             else:
-                decision = self.controller.choose(context, None if demand == Override() else demand)
+                decision = self.controller.choose(context, demand)
             forecast = watch.rates.get(decision.plan, 0.0) * context.batch_size
             self._open[decision.id] = forecast, reason
             if len(self._open) > _OPEN_TICKETS:
@@ -159,9 +159,7 @@ class Guard:
             watch.seen += 1
             self._account(decision, watch)
             self._judge(decision, outcome, watch)
-            for name in decision.plan.models:  # a benched drafter that is back and plays well is trusted again
-                if name in self._bench and self._bench[name].until + self.rules.bench < self._clock():
-                    del self._bench[name]
+            self._forgive(decision.plan)
         if self._listener:
             self._listener.round(decision, outcome, forecast, reason)
 
@@ -196,24 +194,35 @@ class Guard:
         if len(self._watches) > _CONTEXTS:
             del self._watches[next(iter(self._watches))]
         if not watch.rates or watch.seen >= watch.due:
-            watch.due = watch.seen + min(max(watch.seen, _FRESH), 4 * _FRESH)
+            watch.due = watch.seen + min(max(watch.seen, _FRESH[0]), _FRESH[1])
             watch.rates = {row.plan: row.forecast / context.batch_size for row in self.controller.table(context)}
         return watch
 
-    def _demand(self, context: Context, watch: _Watch, wanted: Override) -> tuple[Override, str]:
+    def _demand(self, context: Context, watch: _Watch, wanted: Override | None) -> tuple[Override | None, str]:
         """The override under which the controller chooses, and why it is not just what was wanted."""
-        benched = frozenset(self.benched)
-        if wanted.plan is not None and not benched.isdisjoint(wanted.plan.models):
-            return Override(speculation=False), "bench"
-        if watch.pause and wanted.plan is None:
+        benched = frozenset(self.benched) if self._bench else frozenset()
+        pinned = wanted.plan if wanted else None
+        if pinned is not None:
+            return (wanted, "") if benched.isdisjoint(pinned.models) else (Override(speculation=False), "bench")
+        if watch.pause:
             return Override(speculation=False), "floor"
-        demand = Without(wanted.plan, wanted.max_depth, wanted.speculation, benched) if benched else wanted
-        if wanted.plan is None and self._spent.get(context.tag, 0.0) > 0.0:
-            return Override(plan=self._best(watch, demand)), "budget"
-        return demand, "bench" if benched else ""
+        if benched:
+            asked = wanted or Override()
+            wanted = Without(None, asked.max_depth, asked.speculation, benched)
+        if self._spent and self._spent.get(context.tag, 0.0) > 0.0:
+            return Override(plan=self._best(watch, wanted)), "budget"
+        return wanted, "bench" if benched else ""
 
-    def _best(self, watch: _Watch, demand: Override) -> Plan:
-        return next((plan for plan in watch.rates if demand.allows(plan)), self.controller.space.plain)
+    def _best(self, watch: _Watch, demand: Override | None) -> Plan:
+        """The best plan by forecast among those that a demand leaves."""
+        allowed = (plan for plan in watch.rates if demand is None or demand.allows(plan))
+        return next(allowed, self.controller.space.plain)
+
+    def _forgive(self, plan: Plan) -> None:
+        """A drafter that has been back for a while and plays is trusted as before."""
+        for name in self._bench.keys() & set(plan.models) if self._bench else ():
+            if self._bench[name].until + self.rules.bench < self._clock():
+                del self._bench[name]
 
     def _account(self, decision: Decision, watch: _Watch) -> None:
         """Books a round against the exploration budget of its tag."""

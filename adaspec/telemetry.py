@@ -12,10 +12,11 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
+from itertools import zip_longest
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
@@ -26,6 +27,7 @@ from adaspec.plan import Context, Plan
 
 logger = logging.getLogger("adaspec")
 _HISTORY = 120  # seconds of throughput that are kept
+_TOGETHER = 64  # rounds that are added to the metrics at once
 _DETAILS = 32  # fallbacks that are kept word by word
 _LATENCIES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _ROUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -82,6 +84,7 @@ class Telemetry:
         self._records: deque[Record] = deque(maxlen=kept)
         self._details: deque[dict[str, Any]] = deque(maxlen=_DETAILS)
         self._seconds: deque[list[float]] = deque(maxlen=_HISTORY)  # [second, tokens, seconds of rounds]
+        self._pending: list[Record] = []
         self._last: Plan | None = None
         self._plans: dict[Plan, _OfPlan] = {}
         self._edges: dict[tuple[str, str], _OfEdge] = {}
@@ -89,23 +92,13 @@ class Telemetry:
 
     def round(self, decision: Decision, outcome: RoundOutcome, forecast: float, reason: str) -> None:
         """Takes in a round."""
-        now, plan = self._now(), decision.plan
+        record = Record(self._now(), decision, outcome, forecast, reason)
         with self._lock:
-            self._records.append(Record(now, decision, outcome, forecast, reason))
-            self._tick(int(now), outcome)
-            switched, self._last = self._last not in (None, plan), plan
-        known = self._plans.get(plan)
-        if known is None:
-            known = self._plans[plan] = _OfPlan(self._metrics, plan)
-        known.add(outcome, forecast)
-        if switched:
-            self._metrics.switches.inc()
-        for edge in outcome.edges:
-            pair = edge.verifier, edge.drafter
-            of_edge = self._edges.get(pair)
-            if of_edge is None:
-                of_edge = self._edges[pair] = _OfEdge(self._metrics, *pair)
-            of_edge.add(edge)
+            self._records.append(record)
+            self._pending.append(record)
+            self._tick(int(record.at), outcome)
+            if len(self._pending) >= _TOGETHER:
+                self._flush()
 
     def fallback(self, context: Context, reason: str, detail: str) -> None:
         """Takes in that plain decoding is forced for a while."""
@@ -135,6 +128,8 @@ class Telemetry:
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
+        with self._lock:
+            self._flush()
         return generate_latest(self.registry)
 
     def decisions(self, last: int = 512) -> list[dict[str, Any]]:
@@ -156,6 +151,29 @@ class Telemetry:
             "events": details,
             "rounds": len(records),
         }
+
+    def _flush(self) -> None:
+        """Adds the pending rounds to the metrics: a sum over rounds costs less than a metric's increment."""
+        plans: dict[Plan, list[Record]] = {}
+        edges: dict[tuple[str, str], list[EdgeOutcome]] = {}
+        switches = 0
+        for record in self._pending:
+            plan = record.decision.plan
+            plans.setdefault(plan, []).append(record)
+            switches += self._last not in (None, plan)
+            self._last = plan
+            for edge in record.outcome.edges:
+                edges.setdefault((edge.verifier, edge.drafter), []).append(edge)
+        self._pending.clear()
+        self._metrics.switches.inc(switches)
+        for plan, records in plans.items():
+            if plan not in self._plans:
+                self._plans[plan] = _OfPlan(self._metrics, plan)
+            self._plans[plan].add(records)
+        for pair, outcomes in edges.items():
+            if pair not in self._edges:
+                self._edges[pair] = _OfEdge(self._metrics, *pair)
+            self._edges[pair].add(outcomes)
 
     def _tick(self, second: int, outcome: RoundOutcome) -> None:
         if not self._seconds or self._seconds[-1][0] != second:
@@ -218,22 +236,25 @@ class _OfPlan:
         self._stages = {stage: metrics.stage.labels(name, stage) for stage in stages}
         self._sums = [0.0, 0.0]  # seconds, and those forecast; of late
 
-    def add(self, outcome: RoundOutcome, forecast: float) -> None:
-        self._pulls.inc()
-        self._tokens.inc(outcome.tokens)
-        self._rounds.observe(outcome.seconds)
-        spent = {"catch_up": outcome.catch_up_seconds}
-        for each in outcome.passes:
-            spent[each.model] = spent.get(each.model, 0.0) + each.seconds
-        spent["outside"] = max(outcome.seconds - sum(spent.values()), 0.0)
-        for stage, seconds in spent.items():
-            if seconds and stage in self._stages:
+    def add(self, records: Sequence[Record]) -> None:
+        outcomes = [record.outcome for record in records]
+        self._pulls.inc(len(outcomes))
+        self._tokens.inc(sum(outcome.tokens for outcome in outcomes))
+        for outcome in outcomes:
+            self._rounds.observe(outcome.seconds)
+        for stage, seconds in _stages(outcomes).items():
+            if stage in self._stages:
                 self._stages[stage].inc(seconds)
-        if forecast > 0.0 and outcome.tokens:
-            self._forecast.inc(outcome.tokens / forecast)
-            decode = outcome.seconds - outcome.catch_up_seconds
-            self._sums = [0.95 * a + b for a, b in zip(self._sums, (decode, outcome.tokens / forecast))]
-            self._error.set(math.log(max(self._sums[0], 1e-9) / self._sums[1]))
+        for record in records:
+            if record.forecast > 0.0 and record.outcome.tokens:
+                self._judge(record.outcome, record.outcome.tokens / record.forecast)
+
+    def _judge(self, outcome: RoundOutcome, forecast: float) -> None:
+        """Compares the seconds of a round, catch-up aside, with those forecast for its tokens."""
+        self._forecast.inc(forecast)
+        decode = outcome.seconds - outcome.catch_up_seconds
+        self._sums = [0.95 * self._sums[0] + decode, 0.95 * self._sums[1] + forecast]
+        self._error.set(math.log(max(self._sums[0], 1e-9) / self._sums[1]))
 
 
 class _OfEdge:
@@ -246,19 +267,30 @@ class _OfEdge:
         self._at: list[tuple[Metric, Metric]] = []
         self._metrics, self._pair = metrics, pair
 
-    def add(self, edge: EdgeOutcome) -> None:
-        if edge.verifications:
-            self._drafts.inc(edge.verifications)
-        for total, counts in zip(self._totals, (edge.offered, edge.accepted)):
+    def add(self, outcomes: Sequence[EdgeOutcome]) -> None:
+        offered, accepted = (
+            [sum(column) for column in zip_longest(*rows, fillvalue=0)]
+            for rows in ([each.offered for each in outcomes], [each.accepted for each in outcomes])
+        )
+        self._drafts.inc(sum(each.verifications for each in outcomes))
+        for total, counts in zip(self._totals, (offered, accepted)):
             total.inc(sum(counts))
-        while len(self._at) < len(edge.offered):
+        while len(self._at) < len(offered):
             labels = (*self._pair, str(len(self._at)))
             self._at.append((self._metrics.drafted_at.labels(*labels), self._metrics.accepted_at.labels(*labels)))
-        for (drafted, accepted), offers, kept in zip(self._at, edge.offered, edge.accepted):
-            if offers:
-                drafted.inc(offers)
-            if kept:
-                accepted.inc(kept)
+        for (drafted_at, accepted_at), offers, kept in zip(self._at, offered, accepted):
+            drafted_at.inc(offers)
+            accepted_at.inc(kept)
+
+
+def _stages(outcomes: Sequence[RoundOutcome]) -> dict[str, float]:
+    """Seconds of rounds per model, in catch-up, and outside of both."""
+    spent = {"catch_up": sum(outcome.catch_up_seconds for outcome in outcomes)}
+    for outcome in outcomes:
+        for each in outcome.passes:
+            spent[each.model] = spent.get(each.model, 0.0) + each.seconds
+    spent["outside"] = max(sum(outcome.seconds for outcome in outcomes) - sum(spent.values()), 0.0)
+    return spent
 
 
 def _by_plan(records: list[Record]) -> list[dict[str, Any]]:
