@@ -112,13 +112,13 @@ class Telemetry:
         self._note("bench", f"{drafter} is left out for {seconds:.0f} s: {reason}", drafter=drafter)
 
     def request(self, reason: str, prompt: int, generated: int, seconds: float, first: float | None) -> None:
-        """Takes in a request that ended: why, its tokens, its seconds, and those to its first token."""
+        """Takes in a request that ended: why, its tokens, its seconds, and those to its first token if any."""
         metrics = self._metrics
         metrics.requests.labels(reason).inc()
         metrics.prompt_tokens.inc(prompt)
         metrics.generated.inc(generated)
-        metrics.latency.observe(seconds)
         if first is not None:
+            metrics.latency.observe(seconds)
             metrics.first_token.observe(first)
 
     def load(self, running: int, waiting: int) -> None:

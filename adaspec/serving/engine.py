@@ -212,7 +212,10 @@ class Engine:
             with self._changed:
                 self._running = []
             self._telemetry.load(*self.load())
-            self._idle()
+            try:
+                self._idle()
+            except Exception:
+                logger.exception("what is done between batches failed")
 
     def _take(self) -> list[Job]:
         """The next batch, as soon as there is one; [] once the engine is closed and nothing waits."""
@@ -222,10 +225,10 @@ class Engine:
                     return []
                 self._changed.wait()
             until = time.monotonic() + self.limits.batch_wait
-            while len(self._waiting) < self.limits.max_batch and (left := until - time.monotonic()) > 0.0:
+            while 0 < len(self._waiting) < self.limits.max_batch and (left := until - time.monotonic()) > 0.0:
                 self._changed.wait(left)
-                if not self._waiting:
-                    return self._take()
+            if not self._waiting:  # all of them hung up meanwhile
+                return self._take()
             self._running = self._pick()
             self._waiting = [job for job in self._waiting if job not in self._running]
             jobs = self._running

@@ -98,7 +98,8 @@ class Exchange:
     def _finish(self, index: int, reason: str) -> None:
         self._left.discard(index)
         job, seconds = self.jobs[index], time.monotonic() - self._began
-        self._telemetry.request(reason, len(job.request.prompt), len(job.tokens), seconds, self._first.get(index))
+        prompt = len(job.request.prompt) if job.rounds else 0
+        self._telemetry.request(reason, prompt, len(job.tokens), seconds, self._first.get(index))
 
     def _close(self, reason: str) -> None:
         """Cancels the jobs that have not finished."""

@@ -106,7 +106,7 @@ class Service:
             return
         try:
             self._store.save(self.assembly.controller.state_dict())
-        except OSError:
+        except (OSError, ValueError):
             logger.exception("the state could not be saved")
 
     def _between(self) -> None:

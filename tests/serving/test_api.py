@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
-from conftest import NAME, running
+from service_helpers import NAME, running
 
 from adaspec.serving.engine import Limits
 from adaspec.serving.service import Settings

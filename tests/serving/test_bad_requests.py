@@ -6,7 +6,7 @@ import json
 
 import httpx
 import pytest
-from conftest import NAME
+from service_helpers import NAME
 
 GOOD = {"model": NAME, "prompt": "the fox", "max_tokens": 2, "temperature": 0}
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "temperature": 0}
