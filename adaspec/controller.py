@@ -148,6 +148,7 @@ class Controller:
         self._rankings: dict[tuple[int, str], _Ranking] = {}
         self._open: dict[int, tuple[Decision, _Hold]] = {}
         self._next_id = 0
+        self._pulls = 0
         self._context = Context()
         self._rounds = np.zeros(len(space), dtype=np.int64)
         self._tokens, self._seconds = np.zeros((2, len(space)))
@@ -156,6 +157,11 @@ class Controller:
     def costs(self) -> CostModel:
         """What is believed; read it between rounds, it is not locked."""
         return self._costs
+
+    @property
+    def pulls(self) -> int:
+        """Plans pulled so far; each is held for some rounds."""
+        return self._pulls
 
     def profile(self, passes: Iterable[Pass]) -> None:
         """Takes start-up measurements, so that the first choice already knows what a pass costs."""
@@ -177,6 +183,7 @@ class Controller:
             hold = self._holds.get(key)
             if hold is None or hold.left == 0:
                 hold = self._pull(context, override)
+                self._pulls += 1
                 self._keep(key, hold)
             hold.left -= 1
             hold.open += 1

@@ -56,10 +56,21 @@ class Rules:
             raise ValueError(f"a drafter is benched for more than 0 seconds, got {self.bench}")
 
 
-class Listener(Protocol):
-    """Is told what a guard sees. ``forecast``: tokens per second over all rows; ``reason``: "" for a free choice."""
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What went with a choice: tokens per second forecast over all rows, the reason ("" for a free choice), and whether
+    the plan was pulled anew, not held.
+    """
 
-    def round(self, decision: Decision, outcome: RoundOutcome, forecast: float, reason: str) -> None: ...
+    forecast: float = 0.0
+    reason: str = ""
+    pulled: bool = False
+
+
+class Listener(Protocol):
+    """Is told what a guard sees."""
+
+    def round(self, decision: Decision, outcome: RoundOutcome, note: Note) -> None: ...
     def fallback(self, context: Context, reason: str, detail: str) -> None: ...
     def benched(self, drafter: str, reason: str, seconds: float) -> None: ...
 
@@ -125,7 +136,7 @@ class Guard:
         self._listener, self._clock = listener, clock
         self._lock = threading.RLock()
         self._watches: dict[tuple[int, str], _Watch] = {}
-        self._open: dict[int, tuple[float, str]] = {}  # ticket -> forecast, reason
+        self._open: dict[int, Note] = {}  # by ticket
         self._bench: dict[str, _Bench] = {}
         self._spent: dict[str, float] = {}  # rounds of exploration per tag, less what was granted since
         self._tickets = count()
@@ -137,14 +148,14 @@ class Guard:
             ValueError: a pinned plan that the space does not hold.
         """
         with self._lock:
-            watch = self._watch(context)
+            watch, pulls = self._watch(context), self.controller.pulls
             demand, reason = self._demand(context, watch, override)
             if self.rules.read_only:
                 decision = Decision(self._best(watch, demand), context, 1.0, next(self._tickets))
             else:
                 decision = self.controller.choose(context, demand)
             forecast = watch.rates.get(decision.plan, 0.0) * context.batch_size
-            self._open[decision.id] = forecast, reason
+            self._open[decision.id] = Note(forecast, reason, self.controller.pulls > pulls)
             if len(self._open) > _OPEN_TICKETS:
                 del self._open[next(iter(self._open))]
             return decision
@@ -152,7 +163,7 @@ class Guard:
     def observe(self, decision: Decision, outcome: RoundOutcome) -> None:
         """Learns from a round; see ``Controller.observe``."""
         with self._lock:
-            forecast, reason = self._open.pop(decision.id, (0.0, ""))
+            note = self._open.pop(decision.id, Note())
             if not self.rules.read_only:
                 self.controller.observe(decision, outcome)
             watch = self._watch(decision.context)
@@ -161,7 +172,7 @@ class Guard:
             self._judge(decision, outcome, watch)
             self._forgive(decision.plan)
         if self._listener:
-            self._listener.round(decision, outcome, forecast, reason)
+            self._listener.round(decision, outcome, note)
 
     def bench(self, drafter: str, reason: str) -> None:
         """Leaves out all plans with a drafter for a while: it raised, or proposed what no drafter may."""

@@ -22,6 +22,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client import Counter as Metric
 
+from adaspec.guard import Note
 from adaspec.outcome import Decision, EdgeOutcome, RoundOutcome
 from adaspec.plan import Context, Plan
 
@@ -35,13 +36,12 @@ _ROUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One round for a post-mortem. ``at``: seconds since the epoch; ``forecast``: tokens per second over all rows."""
+    """One round for a post-mortem. ``at``: seconds since the epoch."""
 
     at: float
     decision: Decision
     outcome: RoundOutcome
-    forecast: float
-    reason: str
+    note: Note
 
     def json(self) -> dict[str, Any]:
         """As a JSON-able dict."""
@@ -49,7 +49,8 @@ class Record:
         return {
             "at": self.at,
             "plan": str(self.decision.plan),
-            "reason": self.reason,
+            "reason": self.note.reason,
+            "pulled": self.note.pulled,
             "propensity": self.decision.propensity,
             "batch_size": context.batch_size,
             "seq_len": context.seq_len,
@@ -57,7 +58,7 @@ class Record:
             "tokens": outcome.tokens,
             "seconds": outcome.seconds,
             "catch_up_seconds": outcome.catch_up_seconds,
-            "forecast": self.forecast,
+            "forecast": self.note.forecast,
             "measured": outcome.tokens / outcome.seconds if outcome.seconds else None,
             "edges": [
                 {"verifier": e.verifier, "drafter": e.drafter, "offered": e.offered, "accepted": e.accepted}
@@ -90,9 +91,9 @@ class Telemetry:
         self._edges: dict[tuple[str, str], _OfEdge] = {}
         self._metrics = _Metrics(self.registry)
 
-    def round(self, decision: Decision, outcome: RoundOutcome, forecast: float, reason: str) -> None:
+    def round(self, decision: Decision, outcome: RoundOutcome, note: Note) -> None:
         """Takes in a round."""
-        record = Record(self._now(), decision, outcome, forecast, reason)
+        record = Record(self._now(), decision, outcome, note)
         with self._lock:
             self._records.append(record)
             self._pending.append(record)
@@ -200,7 +201,8 @@ class _Metrics:
         self.accepted = counter("spec_decode_num_accepted_tokens", "Accepted tokens.", *edge)
         self.drafted_at = counter("spec_decode_num_draft_tokens_per_pos", "Of those drafted.", *edge, "position")
         self.accepted_at = counter("spec_decode_num_accepted_tokens_per_pos", "Of those accepted.", *edge, "position")
-        self.pulls = counter("plan_rounds", "Rounds for which a plan was chosen.", "plan")
+        self.pulls = counter("plan_pulls", "Times that a plan was pulled, to be held for some rounds.", "plan")
+        self.played = counter("plan_rounds", "Rounds of a plan.", "plan")
         self.tokens = counter("plan_tokens", "Tokens that the rounds of a plan committed.", "plan")
         self.switches = counter("plan_switches", "Rounds with another plan than the one before.")
         self.fallbacks = counter("fallbacks", "Times that speculation was held back, by reason.", "reason")
@@ -229,7 +231,8 @@ class _OfPlan:
 
     def __init__(self, metrics: _Metrics, plan: Plan) -> None:
         name = str(plan)
-        self._pulls, self._tokens = metrics.pulls.labels(name), metrics.tokens.labels(name)
+        self._pulls, self._played = metrics.pulls.labels(name), metrics.played.labels(name)
+        self._tokens = metrics.tokens.labels(name)
         self._forecast, self._error = metrics.forecast.labels(name), metrics.error.labels(name)
         self._rounds = metrics.rounds
         stages = (*plan.models, "catch_up", "outside")
@@ -238,7 +241,8 @@ class _OfPlan:
 
     def add(self, records: Sequence[Record]) -> None:
         outcomes = [record.outcome for record in records]
-        self._pulls.inc(len(outcomes))
+        self._pulls.inc(sum(record.note.pulled for record in records))
+        self._played.inc(len(outcomes))
         self._tokens.inc(sum(outcome.tokens for outcome in outcomes))
         for outcome in outcomes:
             self._rounds.observe(outcome.seconds)
@@ -246,8 +250,8 @@ class _OfPlan:
             if stage in self._stages:
                 self._stages[stage].inc(seconds)
         for record in records:
-            if record.forecast > 0.0 and record.outcome.tokens:
-                self._judge(record.outcome, record.outcome.tokens / record.forecast)
+            if record.note.forecast > 0.0 and record.outcome.tokens:
+                self._judge(record.outcome, record.outcome.tokens / record.note.forecast)
 
     def _judge(self, outcome: RoundOutcome, forecast: float) -> None:
         """Compares the seconds of a round, catch-up aside, with those forecast for its tokens."""
@@ -298,7 +302,7 @@ def _by_plan(records: list[Record]) -> list[dict[str, Any]]:
     sums: dict[str, list[float]] = {}
     for record in records:
         row = sums.setdefault(str(record.decision.plan), [0, 0, 0.0, 0.0])
-        forecast = record.outcome.tokens / record.forecast if record.forecast else 0.0
+        forecast = record.outcome.tokens / record.note.forecast if record.note.forecast else 0.0
         new = (1, record.outcome.tokens, record.outcome.seconds - record.outcome.catch_up_seconds, forecast)
         row[:] = [old + more for old, more in zip(row, new)]
     ranked = sorted(sums.items(), key=lambda item: -item[1][0])

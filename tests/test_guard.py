@@ -17,10 +17,11 @@ STEP = 0.01  # seconds of plain decoding per token
 
 class Listener:
     def __init__(self) -> None:
-        self.rounds, self.fallbacks, self.benches = [], [], []
+        self.rounds, self.fallbacks, self.benches, self.pulls = [], [], [], 0
 
-    def round(self, decision, outcome, forecast, reason) -> None:
-        self.rounds.append((decision, outcome, forecast, reason))
+    def round(self, decision, outcome, note) -> None:
+        self.rounds.append((decision, outcome, note.forecast, note.reason))
+        self.pulls += note.pulled
 
     def fallback(self, context, reason, detail) -> None:
         self.fallbacks.append((context, reason, detail))
@@ -177,6 +178,13 @@ def test_read_only_learns_nothing_and_plays_what_is_best() -> None:
     assert len(listener.rounds) == 50
     guard.bench(best.models[-1], "broken")
     assert best not in play(guard, 5, lambda plan: STEP)
+
+
+def test_a_pull_is_held_for_some_rounds_and_heard_once() -> None:
+    guard, listener = guard_of(Rules(floor=0.0))
+    guard.controller._policy = Always(PLAIN)
+    play(guard, 40, lambda plan: STEP)
+    assert listener.pulls == guard.controller.pulls == 10
 
 
 def test_the_listener_hears_the_forecast_of_what_was_played() -> None:

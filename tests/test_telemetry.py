@@ -13,6 +13,7 @@ from importlib.resources import files
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from adaspec.guard import Note
 from adaspec.outcome import Decision, EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import Context, Plan
 from adaspec.telemetry import JsonLines, Telemetry, Tracing
@@ -38,7 +39,7 @@ def plain_round(number: int) -> tuple[Decision, RoundOutcome]:
 def telemetry() -> Telemetry:
     telemetry = Telemetry(kept=4, now=lambda: 1000.0)
     for number, make in enumerate((deep_round, deep_round, plain_round, deep_round)):
-        telemetry.round(*make(number), forecast=100.0, reason="")
+        telemetry.round(*make(number), Note(100.0, "", pulled=number != 1))
     return telemetry
 
 
@@ -60,6 +61,7 @@ def test_counts_are_those_of_the_outcomes(telemetry: Telemetry) -> None:
     assert [found[kept, "mid", str(place), "target"] for place in range(4)] == [6, 3, 0, 0]
     assert found["adaspec:spec_decode_num_draft_tokens_per_pos_total", "draft", "1", "mid"] == 6
     assert found["adaspec:plan_rounds_total", str(DEEP)] == 3
+    assert found["adaspec:plan_pulls_total", str(DEEP)] == 2
     assert found["adaspec:plan_tokens_total", str(DEEP)] == 15
     assert found[("adaspec:plan_switches_total",)] == 2
 
@@ -83,7 +85,7 @@ def test_the_forecast_error_is_the_log_of_seconds_over_forecast_seconds(telemetr
 
 
 def test_the_last_decisions_are_kept_and_no_more(telemetry: Telemetry) -> None:
-    telemetry.round(*plain_round(4), forecast=0.0, reason="floor")
+    telemetry.round(*plain_round(4), Note(0.0, "floor"))
     kept = telemetry.decisions()
     assert [record["plan"] for record in kept] == [str(DEEP), str(PLAIN), str(DEEP), str(PLAIN)]
     assert kept[-1]["reason"] == "floor"

@@ -26,7 +26,7 @@ from adaspec.assemble import Assembly, DrafterSpec, Setup, assemble
 from adaspec.decoding.generate import Request
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import GREEDY
-from adaspec.guard import Rules
+from adaspec.guard import Note, Rules
 from adaspec.outcome import Decision, RoundOutcome
 from adaspec.plan import Context, Plan
 from adaspec.serving.engine import Limits
@@ -260,9 +260,9 @@ class Watch:
         self.benched: list[float] = []
         listener = service.telemetry.round
 
-        def heard(decision: Decision, outcome: RoundOutcome, forecast: float, reason: str) -> None:
+        def heard(decision: Decision, outcome: RoundOutcome, note: Note) -> None:
             self.plans.setdefault(decision.context.bucket, Counter())[str(decision.plan)] += 1
-            listener(decision, outcome, forecast, reason)
+            listener(decision, outcome, note)
 
         service.telemetry.round = heard  # type: ignore[method-assign]
 
