@@ -8,10 +8,13 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from adaspec.commands import corpus, demo, export, generate, models, simulate, train
+from adaspec.commands import corpus, demo, export, generate, models, serve, simulate, train
 
-COMMANDS = (generate, demo, train, corpus, models, simulate, export)  # in the order of --help
-BENCH_ONLY = ("hydra", "omegaconf", "matplotlib")
+COMMANDS = (generate, demo, serve, train, corpus, models, simulate, export)  # in the order of --help
+EXTRAS = {
+    "bench": ("hydra", "omegaconf", "matplotlib"),
+    "serve": ("fastapi", "uvicorn", "starlette", "prometheus_client", "opentelemetry"),
+}  # what else than "decoding" a missing module belongs to
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"adaspec: {_one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except ModuleNotFoundError as error:
-        extra = "bench" if error.name in BENCH_ONLY else "decoding"
+        extra = next((extra for extra, names in EXTRAS.items() if error.name in names), "decoding")
         print(f"adaspec: {error.name} is not installed; try: pip install 'adaspec[{extra}]'", file=sys.stderr)
         return 1
 

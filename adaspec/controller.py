@@ -95,6 +95,7 @@ class Controller:
         self._rankings: dict[tuple[int, str, frozenset[str]], Ranking] = {}
         self._open: dict[int, tuple[Decision, Hold]] = {}
         self._next_id = 0
+        self._pulls = 0
         self._context = Context()
         self._rounds = np.zeros(len(space), dtype=np.int64)
         self._tokens, self._seconds = np.zeros((2, len(space)))
@@ -103,6 +104,11 @@ class Controller:
     def costs(self) -> CostModel:
         """What is believed; read it between rounds, it is not locked."""
         return self._costs
+
+    @property
+    def pulls(self) -> int:
+        """Plans pulled so far; each is held for some rounds."""
+        return self._pulls
 
     def profile(self, passes: Iterable[Pass]) -> None:
         """Takes start-up measurements, so that the first choice already knows what a pass costs."""
@@ -124,6 +130,7 @@ class Controller:
             hold = self._holds.get(key)
             if hold is None or hold.left == 0 or hold.interrupted(self.space[hold.arm], context):
                 hold = self._pull(context, override)
+                self._pulls += 1
                 self._keep(key, hold)
             hold.left -= 1
             hold.open += 1

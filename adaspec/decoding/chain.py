@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import Processor, Sampler, SamplingParams
 from adaspec.decoding.shadow import Shadow, overhear
+from adaspec.decoding.shield import Report, Shield
 from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import LACKING, Context, Plan
 
@@ -99,6 +101,13 @@ class Chain:
                 raise ValueError(f"{name} has {member.vocab_size} tokens, {target.name} has {target.vocab_size}")
         self._stages: dict[Plan, list[Stage]] = {}
         self._shadows: dict[str, Shadow] = {}
+        self._shield: Shield | None = None
+
+    def shield(self, report: Report) -> None:
+        """From now on a drafter that fails costs its draft, not the round; ``report`` is told. See ``Shield``."""
+        self._shield = Shield(report, self.target.vocab_size)
+        plans, self._stages = list(self._stages), {}
+        self.prepare(plans)
 
     def prepare(self, plans: Iterable[Plan]) -> None:
         """Builds the stages of ``plans``, so that a round allocates nothing.
@@ -125,14 +134,15 @@ class Chain:
         for model in inner.models:
             self._refuse_stateful(model)
         stages: list[Stage] = []
-        for name, window in reversed(list(zip(plan.models, plan.windows))):
+        for name, below, window in reversed(list(zip(plan.models, plan.models[1:], plan.windows))):
             verifier = self.members[name]
             if not isinstance(verifier, LanguageModel):
                 raise ValueError(f"plan {plan}: {name!r} can only draft, not verify")
             if verifier in inner.models:
                 raise ValueError(f"plan {plan}: {name!r} would verify its own drafts in {plan.models[-1]!r}")
             self._refuse_stateful(verifier)
-            inner = Stage(verifier, inner, window, 0.0 if stages else plan.stop)
+            shielded = self._shield.wrap(below, inner) if self._shield else inner
+            inner = Stage(verifier, shielded, window, 0.0 if stages else plan.stop)
             stages.insert(0, inner)
         return stages
 
@@ -206,8 +216,11 @@ class Chain:
         self._batch = batch
         for shadow in self._shadows.values():
             shadow.skip()
-        for member in self.members.values():
-            member.start(batch.sequence.batch_size, batch.sequence.capacity)
+        for name, member in self.members.items():
+            if self._shield and member is not self.target:
+                self._shield.start(name, member, batch.sequence.batch_size, batch.sequence.capacity)
+            else:
+                member.start(batch.sequence.batch_size, batch.sequence.capacity)
         self.target.catch_up(batch.sequence, batch.sequence.lengths - 1)
         self._clock.drain()
 
@@ -253,8 +266,13 @@ class Chain:
         for drafter, shadow in self._shadows.items():
             if drafter in played:
                 shadow.skip()
+                continue
+            score = partial(shadow.score, self._batch, self.target.name, drafter)
+            outcome = self._shield.attempt(drafter.partition("?")[0], score) if self._shield else score()
+            if outcome is None:
+                shadow.skip()
             else:
-                outcomes.append(shadow.score(self._batch, self.target.name, drafter))
+                outcomes.append(outcome)
         for stage, (_, drafter, window) in list(zip(self._stages[plan], plan.edges()))[1:]:
             if stage.proposals and drafter not in self._shadows:
                 tally = EdgeTally(window)

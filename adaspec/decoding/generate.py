@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -129,19 +129,23 @@ class Generator:
         tag: str = "",
         logprobs: bool = False,
         controller: Chooser | None = None,
+        cancelled: Callable[[int], bool] = lambda row: False,
     ) -> Iterator[Step]:
         """Decodes ``requests`` as one batch and yields after every round. ``controller`` stands in for the own one.
+
+        A row that is ``cancelled`` ends with the next round.
 
         Raises:
             ValueError: an empty prompt, or a request longer than the cache.
         """
         chooser = controller or self.controller
         texts = [TextStream(self._tokenizer, request.stop) for request in requests]
-        self.chain.start(
-            self._sequences(requests),
-            watch=lambda row, tokens: texts[row].push(tokens),
-            logprobs=logprobs,
-        )
+
+        def watch(row: int, tokens: list[int]) -> int | None:
+            keep = texts[row].push(tokens)
+            return len(tokens) if keep is None and cancelled(row) else keep
+
+        self.chain.start(self._sequences(requests), watch=watch, logprobs=logprobs)
         ended = [False] * len(requests)
         while self.chain.running:
             decision = chooser.choose(self.chain.context(tag))
@@ -213,11 +217,15 @@ class Recorder:
 
     def _completion(self, row: int, interrupted: bool) -> Completion:
         tokens = self._tokens[row]
-        if self._stopped[row] or not self._stop_ids.isdisjoint(tokens[-1:]):
+        reason = finish_reason(tokens, self._requests[row], self._stop_ids, self._stopped[row])
+        if reason == "interrupted" and not interrupted:
             reason = "stop"
-        elif len(tokens) >= self._requests[row].max_new_tokens:
-            reason = "length"
-        else:
-            reason = "interrupted" if interrupted else "stop"
         logprobs = None if self._logprobs is None else tuple(self._logprobs[row])
         return Completion(self._texts[row], tuple(tokens), reason, logprobs)
+
+
+def finish_reason(tokens: Sequence[int], request: Request, stop_ids: Collection[int], stopped: bool) -> str:
+    """Why a row ended: "stop" (stop token or, if ``stopped``, string), "length", or "interrupted" for neither."""
+    if stopped or any(token in stop_ids for token in tokens[-1:]):
+        return "stop"
+    return "length" if len(tokens) >= request.max_new_tokens else "interrupted"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_cli import save_model
+from saved_models import save_model
 from tiny_models import greedy_loop
 from transformers import LlamaConfig
 

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_cli import save_model
+from saved_models import save_model
 from transformers import LlamaConfig
 
 from adaspec.cli import main

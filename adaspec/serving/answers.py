@@ -1,0 +1,224 @@
+"""From the events of jobs to OpenAI's answers, whole or streamed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from adaspec.decoding.text import Decodes
+from adaspec.serving.engine import Finished, Piece, Usage
+from adaspec.serving.errors import ApiError
+from adaspec.serving.exchange import Exchange
+
+logger = logging.getLogger("adaspec.serving")
+_LEAST = -9999.0  # stands for the log-probability of what is impossible
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every part of an answer repeats. ``logprobs``: whether they were asked for."""
+
+    id: str
+    model: str
+    logprobs: bool
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+class Form(Protocol):
+    """How one kind of answer is written."""
+
+    def choice(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]: ...
+    def delta(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]: ...
+    def logprobs(self, tokens: Sequence[tuple[str, float]], offset: int) -> dict[str, Any]: ...
+    def opening(self, index: int) -> dict[str, Any] | None: ...
+
+    @property
+    def whole(self) -> str: ...
+    @property
+    def part(self) -> str: ...
+
+
+class CompletionForm:
+    """``/v1/completions``."""
+
+    whole = part = "text_completion"
+
+    def choice(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+        """One text."""
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    delta = choice
+
+    def logprobs(self, tokens: Sequence[tuple[str, float]], offset: int) -> dict[str, Any]:
+        """Of (token, log-probability) pairs, the first at ``offset`` characters of the text."""
+        offsets = []
+        for text, _ in tokens:
+            offsets.append(offset)
+            offset += len(text)
+        texts, values = [text for text, _ in tokens], [value for _, value in tokens]
+        return {"tokens": texts, "token_logprobs": values, "top_logprobs": None, "text_offset": offsets}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Nothing comes before the text."""
+        return None
+
+
+class ChatForm:
+    """``/v1/chat/completions``."""
+
+    whole, part = "chat.completion", "chat.completion.chunk"
+
+    def choice(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+        """One message."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def delta(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+        """A piece of one."""
+        delta = {"content": text} if text else {}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+    def logprobs(self, tokens: Sequence[tuple[str, float]], offset: int) -> dict[str, Any]:
+        """Of (token, log-probability) pairs."""
+        content = [
+            {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, value in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Who speaks."""
+        return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What is known of one choice so far."""
+
+    text: str = ""
+    scored: list[tuple[str, float]] = field(default_factory=list)
+    reason: str | None = None
+    offset: int = 0
+
+
+class Answer:
+    """Writes the answer of one exchange.
+
+    Args:
+        head: what every part repeats.
+        form: how it is written.
+        exchange: what happens.
+        tokenizer: decodes single tokens for their log-probabilities.
+        log: told the usage once all is done, or None when it is not.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        form: Form,
+        exchange: Exchange,
+        tokenizer: Decodes,
+        log: Callable[[Usage | None], None] = lambda usage: None,
+    ) -> None:
+        self._head, self._form, self._exchange, self._tokenizer, self._log = head, form, exchange, tokenizer, log
+        self._choices = [_Choice() for _ in exchange.jobs]
+        self._usages: list[Usage] = []
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece.
+
+        Raises:
+            ApiError: see ``Exchange.events``.
+        """
+        try:
+            async with aclosing(self._exchange.events()) as events:
+                async for index, event in events:
+                    self._take(self._choices[index], event)
+        finally:
+            self._log(self._total())
+        choices = [
+            self._form.choice(
+                index, each.text, self._form.logprobs(each.scored, 0) if self._head.logprobs else None, each.reason
+            )
+            for index, each in enumerate(self._choices)
+        ]
+        return {**self._envelope(self._form.whole, choices), "usage": self._usage()}
+
+    async def stream(self, *, usage: bool) -> AsyncIterator[str]:
+        """Server-sent events; a failure is the last of them. ``usage``: a chunk of its own tells it."""
+        try:
+            for index in range(len(self._choices)):
+                opening = self._form.opening(index)
+                if opening:
+                    yield self._chunk([opening], usage=usage)
+            async with aclosing(self._exchange.events()) as events:
+                async for index, event in events:
+                    delta = self._delta(index, event)
+                    if delta is not None:
+                        yield self._chunk([delta], usage=usage)
+            if usage:
+                yield _event({**self._envelope(self._form.part, []), "usage": self._usage()})
+            yield "data: [DONE]\n\n"
+        except ApiError as error:
+            yield _event(error.body())
+        finally:
+            self._log(self._total())
+
+    def _delta(self, index: int, event: Piece | Finished) -> dict[str, Any] | None:
+        """What an event adds to the stream; None for nothing."""
+        choice = self._choices[index]
+        choice.scored = []
+        text = self._take(choice, event)
+        scores = self._form.logprobs(choice.scored, choice.offset) if choice.scored else None
+        choice.offset += sum(len(token) for token, _ in choice.scored)
+        return self._form.delta(index, text, scores, choice.reason) if text or scores or choice.reason else None
+
+    def _take(self, choice: _Choice, event: Piece | Finished) -> str:
+        """Notes an event; returns its new text."""
+        if isinstance(event, Finished):
+            choice.reason = event.reason
+            self._usages.append(event.usage)
+            return ""
+        choice.text += event.text
+        for token, value in zip(event.tokens, event.logprobs):
+            choice.scored.append((self._tokenizer.decode([token], skip_special_tokens=False), max(value, _LEAST)))
+        return event.text
+
+    def _chunk(self, choices: list[dict[str, Any]], *, usage: bool) -> str:
+        """``usage``: it will follow, and is null until then."""
+        return _event({**self._envelope(self._form.part, choices), **({"usage": None} if usage else {})})
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        head = self._head
+        return {"id": head.id, "object": kind, "created": head.created, "model": head.model, "choices": choices}
+
+    def _total(self) -> Usage | None:
+        """The usage of all choices, once all have ended."""
+        if len(self._usages) < len(self._choices):
+            return None
+        plans: dict[str, int] = {}
+        for each in self._usages:
+            for plan, rounds in each.plans.items():
+                plans[plan] = plans.get(plan, 0) + rounds
+        prompt, tokens = sum(each.prompt for each in self._usages), sum(each.tokens for each in self._usages)
+        return Usage(prompt, tokens, sum(each.rounds for each in self._usages), plans)
+
+    def _usage(self) -> dict[str, Any]:
+        total = self._total()
+        assert total is not None, "every job has finished"
+        return {
+            "prompt_tokens": total.prompt,
+            "completion_tokens": total.tokens,
+            "total_tokens": total.prompt + total.tokens,
+            "completion_tokens_details": {"accepted_prediction_tokens": total.accepted},
+            "adaspec": {"rounds": total.rounds, "accepted_tokens": total.accepted, "plans": total.plans},
+        }
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False, allow_nan=False)}\n\n"

@@ -1,0 +1,86 @@
+"""Runs the application in one process until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from adaspec.serving.app import build
+from adaspec.serving.service import Service
+from adaspec.telemetry import JsonLines
+
+TOKEN_VARIABLE = "ADASPEC_API_KEY"
+
+
+class Server(uvicorn.Server):
+    """A server that, told to stop, first lets the requests it has finish.
+
+    Args:
+        service: what answers.
+        host: address to listen on.
+        port: 0 for any free one.
+        ready: called with the URL once requests are taken.
+    """
+
+    def __init__(self, service: Service, host: str, port: int, ready: Callable[[str], None] = lambda url: None) -> None:
+        config = uvicorn.Config(
+            build(service),
+            host=host,
+            port=port,
+            http="h11",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(service.settings.grace) + 35,
+        )
+        super().__init__(config)
+        self._service, self._ready = service, ready
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Closes the queue, so that whoever waits is answered within the grace."""
+        super().handle_exit(sig, frame)
+        self.drain()
+
+    def drain(self) -> None:
+        """Stops: takes no more requests, finishes those it has."""
+        self.should_exit = True
+        threading.Thread(target=self._service.engine.close, args=(self._service.settings.grace,), daemon=True).start()
+
+
+def read_token(variable: str | None, file: Path | None) -> str | None:
+    """The bearer token, from a file or else from the value of an environment variable.
+
+    Raises:
+        ValueError: an empty one.
+        OSError: the file cannot be read.
+    """
+    token = variable if file is None else file.read_text("utf-8")
+    if token is None:
+        return None
+    if not token.strip():
+        raise ValueError(f"the bearer token in {file or TOKEN_VARIABLE} is empty")
+    return token.strip()
+
+
+def log_to_stderr(*, machine: bool, level: int = logging.INFO) -> None:
+    """Writes the log of this process to standard error; ``machine``: one JSON object a line."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if machine else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for name in ("adaspec", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(level if name == "adaspec" else logging.WARNING)
+        logger.propagate = False
