@@ -27,7 +27,7 @@ class Faulty(Drafter):
         if self.fault == "rollback":
             raise RuntimeError("no way back")
 
-    def propose(self, batch: Batch, limits):
+    def propose(self, batch: Batch, limits, stop=0.0):
         self.calls += 1
         counts = limits.clamp(max=2)
         tokens = torch.full((len(limits), 2), self.calls % VOCAB)
