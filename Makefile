@@ -24,6 +24,6 @@ lint: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"adaspec needs Python 3.11 or newer, this is {v[0]}.{v[1]}: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) hatchling editables
+	$(PIP) hatchling editables setuptools
 	$(PIP) --no-build-isolation --editable ".[dev]"
 	@touch $@
