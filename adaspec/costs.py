@@ -71,6 +71,7 @@ class CostModel:
         self._switching = Switching(space, self.priors.feeding, self.priors.stays)
         pairs = [{edge[:2] for edge in plan.edges()} for plan in space]
         self._holders = np.array([[edge in held for held in pairs] for edge in edges])  # [edges, plans]
+        self._nothing = np.zeros(len(space.models))
         self.changes = 0  # of an edge's acceptance that were noticed so far
         self._pending: list[_Round] = []
         self._known: tuple[Context, Floats, Floats] | None = None  # the latest forecast
@@ -117,7 +118,7 @@ class CostModel:
         """Expected tokens per second of every plan, measurement included; [plans]."""
         tokens, seconds = self.forecast(context)
         factor, _ = self._residual(tokens / seconds, context)
-        logs, _, _ = self._passes.table(context)
+        logs = self._passes.table(context)[0] if context.lacking else np.zeros((1, 2))
         return self._rates(tokens, seconds, factor, logs, context)
 
     def sample_rates(
@@ -245,9 +246,8 @@ class CostModel:
             self._rounds.doubt(self._holders[row], tag)
         self.changes += len(changed)
         outliers = self._passes.learn(passes)
-        if self.space[1:]:
-            logs, _, _ = self._passes.table(group[-1][0].context)
-            self._switching.learn(group, np.exp(logs[:, 1]))
+        told = next((decision.context for decision, _ in group if decision.context.lacking), None)
+        self._switching.learn(group, np.exp(self._passes.table(told)[0][:, 1]) if told else self._nothing)
         by_plan: dict[Plan, list[tuple[_Round, float]]] = {}
         for one, outside in zip(group, outliers):
             by_plan.setdefault(one[0].plan, []).append((one, outside))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,15 +36,19 @@ class Switching:
         self._fed = np.zeros(3)  # seconds, tokens x T(1), tokens
         self._rounds, self._feedings = np.zeros((2, len(self._rows)))  # of each model, discounted
 
-    def learn(self, rounds: Iterable[tuple[Decision, RoundOutcome]], seconds: Floats) -> None:
+    def learn(self, rounds: Sequence[tuple[Decision, RoundOutcome]], seconds: Floats) -> None:
         """Takes rounds whose contexts tell what models lack; ``seconds`` [models]: believed, of a pass over 1 token."""
+        keep = _KEEP ** len(rounds)
+        self._rounds = self._rounds * keep + self._uses[[self._arm(decision.plan) for decision, _ in rounds]].sum(
+            axis=0
+        )
+        self._feedings *= keep
         for decision, outcome in rounds:
-            played = self._uses[self._arm(decision.plan)]
-            fed = self._tokens(decision.context) * played
-            self._rounds = self._rounds * _KEEP + played
-            self._feedings = self._feedings * _KEEP + (fed > 0.0)
-            if outcome.catch_up_seconds > 0.0 and fed.any():
-                self._fed += outcome.catch_up_seconds, float(fed @ seconds), float(fed.sum())
+            if decision.context.lacking:
+                fed = self._tokens(decision.context) * self._uses[self._arm(decision.plan)]
+                self._feedings += fed > 0.0
+                if outcome.catch_up_seconds > 0.0 and fed.any():
+                    self._fed += outcome.catch_up_seconds, float(fed @ seconds), float(fed.sum())
 
     def charge(self, context: Context, seconds: Floats) -> Floats:
         """Seconds per round [..., plans] that what their models lack adds; ``seconds`` [..., models] as above."""
