@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -133,24 +134,41 @@ class ModelDrafter(Drafter):
         self.model.rollback(lengths)
 
     def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
-        sequence = batch.sequence
-        tokens, laws = [], []
-        counts = torch.zeros_like(limits)
-        active = limits > 0
-        while bool(active.any()):
-            first = sequence.lengths - 1
-            logits = self.model.logits(sequence, first, 1, active)
-            token, law = batch.sampler.choose(logits, sequence, first, active)
-            sequence.append(token[:, None], active.long())
-            counts = counts + active
-            active = active & (counts < limits) & ~batch.is_stop(token[:, None])[:, 0]
-            active = active & sure_enough(logits[:, 0], stop)
-            tokens.append(token)
-            laws.append(law)
-        if not tokens:
-            return Draft(limits.new_zeros(limits.shape[0], 0), counts, None)
-        stacked = None if laws[0] is None else torch.stack([law for law in laws if law is not None], 1)
-        return Draft(torch.stack(tokens, 1), counts, stacked)
+        def step(first: Tensor, active: Tensor) -> Tensor:
+            return self.model.logits(batch.sequence, first, 1, active)
+
+        return one_by_one(batch, limits, stop, limits > 0, step)
+
+
+def one_by_one(
+    batch: Batch, limits: Tensor, stop: float, active: Tensor, step: Callable[[Tensor, Tensor], Tensor]
+) -> Draft:
+    """Drafts one token per pass: ``Drafter.propose`` for what can tell the logits of the next token.
+
+    Args:
+        batch: whose sequence is continued.
+        limits: tokens asked for, [B].
+        stop: confidence below which a row ends behind the token.
+        active: rows [B] that draft at all.
+        step: (last position [B], rows that go on [B]) -> logits [B, 1, V].
+    """
+    sequence = batch.sequence
+    tokens, laws = [], []
+    counts = torch.zeros_like(limits)
+    while bool(active.any()):
+        first = sequence.lengths - 1
+        logits = step(first, active)
+        token, law = batch.sampler.choose(logits, sequence, first, active)
+        sequence.append(token[:, None], active.long())
+        counts = counts + active
+        active = active & (counts < limits) & ~batch.is_stop(token[:, None])[:, 0]
+        active = active & sure_enough(logits[:, 0], stop)
+        tokens.append(token)
+        laws.append(law)
+    if not tokens:
+        return Draft(limits.new_zeros(limits.shape[0], 0), counts, None)
+    stacked = None if laws[0] is None else torch.stack([law for law in laws if law is not None], 1)
+    return Draft(torch.stack(tokens, 1), counts, stacked)
 
 
 @dataclass(slots=True)

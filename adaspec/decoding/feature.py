@@ -9,8 +9,7 @@ from torch import Tensor
 
 from adaspec.decoding.attention import attention
 from adaspec.decoding.cache import KVCache, TokenBuffer
-from adaspec.decoding.confidence import sure_enough
-from adaspec.decoding.drafter import Batch, Draft, Drafter
+from adaspec.decoding.drafter import Batch, Draft, Drafter, one_by_one
 from adaspec.decoding.feature_net import FeatureNet
 from adaspec.decoding.language_model import LanguageModel
 
@@ -76,25 +75,15 @@ class FeatureDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
-        sequence = batch.sequence
-        tokens, laws = [], []
-        counts = torch.zeros_like(limits)
-        active = (limits > 0) & (batch.committed > 1)  # a single token has no position before it
         states: Tensor | None = None
-        while bool(active.any()):
-            first = sequence.lengths - 1
-            states, logits = self._read(batch, active) if states is None else self._go_on(sequence, states, first)
-            token, law = batch.sampler.choose(logits, sequence, first, active)
-            sequence.append(token[:, None], active.long())
-            counts = counts + active
-            active = active & (counts < limits) & ~batch.is_stop(token[:, None])[:, 0]
-            active = active & sure_enough(logits[:, 0], stop)
-            tokens.append(token)
-            laws.append(law)
-        if not tokens:
-            return Draft(limits.new_zeros(limits.shape[0], 0), counts, None)
-        stacked = None if laws[0] is None else torch.stack([law for law in laws if law is not None], 1)
-        return Draft(torch.stack(tokens, 1), counts, stacked)
+
+        def step(first: Tensor, active: Tensor) -> Tensor:
+            nonlocal states
+            states, logits = self._read(batch, active) if states is None else self._go_on(batch.sequence, states, first)
+            return logits
+
+        some = (limits > 0) & (batch.committed > 1)  # a single token has no position before it
+        return one_by_one(batch, limits, stop, some, step)
 
     def _read(self, batch: Batch, active: Tensor) -> tuple[Tensor, Tensor]:
         """The first step: all entries that are missing, as far as there are states of the verifier.

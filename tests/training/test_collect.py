@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from saved_models import save_model
+from saved_models import SIZES, save_model
 from tiny_models import greedy_loop
 from transformers import LlamaConfig
 
@@ -10,17 +10,7 @@ from adaspec.decoding.model import Model, load_module, load_tokenizer
 from adaspec.training.collect import LOOP, Collector, Dialogue, Recipe, read_shard, write_shard
 from adaspec.training.prompts import Kind, PromptSource, read_prompts
 
-CONFIG = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": 7,
-}
+CONFIG = SIZES | {"initializer_range": 0.3, "eos_token_id": 7}
 KINDS = {
     "talk": Kind(
         ("the quick {animal}", "a dog and a {animal} {a}"), {"animal": ("dog", "fox")}, ("the dog", "a fox runs")

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from saved_models import save_model
+from saved_models import SIZES, save_model
 from transformers import LlamaConfig
 
 from adaspec.cli import main
@@ -20,19 +20,7 @@ from adaspec.training.collect import Recipe
 from adaspec.training.distil import Distillation, distil
 from adaspec.training.trainer import Schedule, Trainer
 
-CONFIG = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.1,
-    "bos_token_id": None,
-    "eos_token_id": 7,
-    "tie_word_embeddings": True,
-}
+CONFIG = SIZES | {"initializer_range": 0.1, "eos_token_id": 7, "tie_word_embeddings": True}
 PROMPTS = """
 [talk]
 templates = ["the quick {animal}", "a lazy {animal} and a {animal} {a}", "jumps {b} over"]
