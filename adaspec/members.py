@@ -98,7 +98,8 @@ class Loader:
             return self._bridge(spec, source, tokenizer)
         if spec.kind == "feature":
             assert isinstance(target, Model)  # plain decoding has no drafter
-            return load_feature_drafter(spec.name, feature_folder(spec.source, self._setup.target), target)
+            source = feature_folder(spec.source, self._setup.target)
+            return load_feature_drafter(spec.name, source, target, runner=self._setup.runner)
         if spec.kind == "python":
             return _own(spec, tokenizer)
         if spec.kind == "precision":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from adaspec.decoding.feature import FeatureDrafter, Layer
+from adaspec.decoding.feature import FeatureDrafter, FeatureReader, Layer
 from adaspec.decoding.feature_net import FeatureNet, FeatureShape
 from adaspec.decoding.model import Model
+from adaspec.decoding.native.head import NativeFeatureDrafter, NativeHead, obstacle
+from adaspec.decoding.native.library import CompileError, library
 from adaspec.decoding.packed import pack
 
 PICKLE = "pytorch_model.bin"
@@ -31,6 +34,7 @@ HEAD = "head"  # the drafter that comes with the project
 HEADS = Path(__file__).parents[1] / "heads"  # by the target's name
 OWN_LAYER = ("layers.0.", "midlayer.")
 PARTS = ("self_attn.", "mlp.")  # of the published names; the network knows the layers by their last names
+PRECISION = "fp16"  # of a drafter's weights on a CPU, unless told otherwise
 IGNORED = ("t2d", "rotary_emb.inv_freq")
 FIELDS = (
     "hidden_size",
@@ -104,7 +108,9 @@ def read_feature_drafter(folder: Path) -> FeatureWeights:
     return FeatureWeights(net, _layers(config), token_map, extras["lm_head.weight"], extras["embed_tokens.weight"])
 
 
-def load_feature_drafter(name: str, source: Path, target: Model, *, precision: str = "fp16") -> FeatureDrafter:
+def load_feature_drafter(
+    name: str, source: Path, target: Model, *, precision: str = PRECISION, runner: str = "auto"
+) -> FeatureReader:
     """A drafter for ``target`` from a folder.
 
     Args:
@@ -112,6 +118,7 @@ def load_feature_drafter(name: str, source: Path, target: Model, *, precision: s
         source: the folder.
         target: the model whose features it was trained on; embedding and head are the target's where it has none.
         precision: of the drafter's weights on a CPU, see ``packed``; on a GPU they are kept like the target's.
+        runner: as for ``load_model``; "native" is taken for the layouts that it knows, torch for all others.
 
     Raises:
         ValueError: no feature drafter, or one for another model: widths or vocabularies do not fit.
@@ -119,6 +126,10 @@ def load_feature_drafter(name: str, source: Path, target: Model, *, precision: s
     stored = read_feature_drafter(source)
     layers = stored.layers or _default_layers(stored.net.shape, target.depth)
     _check(name, stored, layers, target)
+    if target.device.type == "cpu" and runner != "torch" and obstacle(stored.net.shape, precision) is None:
+        with suppress(CompileError):
+            library()
+            return _native(name, stored, layers, target, precision)
     table = target.module.get_input_embeddings()
     embed: Layer = table if stored.embedding is None else _embedding(stored.embedding.to(table.weight))
     head, token_map = _head(stored, target), stored.token_map
@@ -131,6 +142,15 @@ def load_feature_drafter(name: str, source: Path, target: Model, *, precision: s
         token_map = None if token_map is None else token_map.to(target.device)
     assert isinstance(net, FeatureNet)
     return FeatureDrafter(name, net, embed, head, target.vocab_size, layers, token_map)
+
+
+def _native(name: str, stored: FeatureWeights, layers: tuple[int, ...], target: Model, precision: str) -> FeatureReader:
+    table = target.module.get_input_embeddings().weight
+    tokens = torch.arange(target.vocab_size) if stored.token_map is None else stored.token_map
+    rows = head_rows(target.module, tokens) if stored.head is None else stored.head
+    embedding = table if stored.embedding is None else stored.embedding
+    head = NativeHead(stored.net, embedding, rows, tokens[: len(rows)], precision)
+    return NativeFeatureDrafter(name, head, target.vocab_size, layers, stored.token_map)
 
 
 def save_feature_drafter(folder: Path, net: FeatureNet, token_map: Tensor, head: Tensor | None, about: str) -> None:

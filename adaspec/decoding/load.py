@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from adaspec.decoding.model import Model, check_precision, load_module, rollback_obstacle
-from adaspec.decoding.native.decoder import KINDS, obstacle
+from adaspec.decoding.native.decoder import obstacle
 from adaspec.decoding.native.library import CompileError, library
 from adaspec.decoding.native.model import NativeModel
+from adaspec.decoding.native.weights import KINDS
 from adaspec.decoding.packed import pack
 
 RUNNERS = ("auto", "native", "torch")

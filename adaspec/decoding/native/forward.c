@@ -14,6 +14,7 @@
 #endif
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 #if defined(__AVX2__) && defined(__F16C__)
 #include <immintrin.h>
 #endif
@@ -23,6 +24,7 @@ typedef int32_t i8 __attribute__((vector_size(32), aligned(4), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 #define LANES 8
 #define PANEL 2    /* outputs that are stored together */
+#define BLOCK 8    /* outputs whose weights stay at hand while all rows use them */
 #define ROWS 48    /* rows that go through all weights together */
 #define AHEAD 2048 /* bytes of weights that are asked of the memory before they are used */
 
@@ -46,6 +48,7 @@ struct layer {
 struct model {
     const struct layer *layers;
     const float *final_norm; /* [hidden] */
+    struct linear join;      /* what enters the first layer, of wider rows; without a weight: the rows themselves */
     struct linear head;
     int64_t layer_count, hidden, heads, kv_heads, head_dim, inner, slots;
     float epsilon, scale;
@@ -57,7 +60,8 @@ struct pass {
     const int64_t *position;    /* [R] slot that the row writes; it attends to 0 .. position */
     const float *cosine, *sine; /* [R, head_dim] */
     const int64_t *wanted;      /* [outputs] rows that get logits */
-    float *x;                   /* [R, hidden]: embeddings, overwritten */
+    const float *joined;        /* [R, join.inputs], where there is a join */
+    float *x;                   /* [R, hidden]: embeddings (of a join: anything), overwritten */
     float *logits;              /* [outputs, vocabulary] */
     float *const *taps;         /* [layer_count]: where to put the state behind each layer [R, hidden], or NULL; behind
                                    the last one: as the head reads it, after the final norm */
@@ -142,35 +146,40 @@ struct product {
     int add; /* to what y holds */
 };
 
-/* Up to 6 rows by the outputs of a panel: 12 sums fit into the registers. */
-INLINE void tile(const int rows, enum kind kind, const struct linear *w, int64_t first, const struct product *p, int64_t row)
+/* Up to 6 rows by the outputs of some panels: at most 12 sums, which fit into the registers, and with few rows at least
+   8, as a sum must wait for itself. */
+INLINE void tile(const int rows, const int panels, enum kind kind, const struct linear *w, int64_t first,
+                 const struct product *p, int64_t row)
 {
-    const int64_t width = w->inputs, stride = p->x_stride;
+    const int64_t width = w->inputs, stride = p->x_stride, panel = PANEL * width * bytes_of(kind);
     const float *x = p->x + row * stride;
-    const char *panel = (const char *)w->weight + first * width * bytes_of(kind);
-    v8 sums[6][PANEL];
+    const char *weight = (const char *)w->weight + first * width * bytes_of(kind);
+    v8 sums[6][4 * PANEL];
 #pragma GCC unroll 8
     for (int m = 0; m < rows; m++)
 #pragma GCC unroll 8
-        for (int n = 0; n < PANEL; n++)
+        for (int n = 0; n < panels * PANEL; n++)
             sums[m][n] = (v8){0};
     for (int64_t i = 0; i < width; i += LANES) {
-        const char *at = panel + i * PANEL * bytes_of(kind);
-        __builtin_prefetch(at + AHEAD);
-        v8 weights[PANEL];
+        const char *at = weight + i * PANEL * bytes_of(kind);
+        v8 weights[4 * PANEL];
 #pragma GCC unroll 8
-        for (int n = 0; n < PANEL; n++)
-            weights[n] = weight_at(kind, at + n * LANES * bytes_of(kind));
+        for (int n = 0; n < panels * PANEL; n++) {
+            const char *here = at + n / PANEL * panel + n % PANEL * LANES * bytes_of(kind);
+            if (n % PANEL == 0)
+                __builtin_prefetch(here + AHEAD);
+            weights[n] = weight_at(kind, here);
+        }
 #pragma GCC unroll 8
         for (int m = 0; m < rows; m++) {
             v8 inputs = load(x + m * stride + i);
 #pragma GCC unroll 8
-            for (int n = 0; n < PANEL; n++)
+            for (int n = 0; n < panels * PANEL; n++)
                 sums[m][n] = multiply_add(weights[n], inputs, sums[m][n]);
         }
     }
     for (int m = 0; m < rows; m++)
-        for (int n = 0; n < PANEL && first + n < w->outputs; n++) {
+        for (int n = 0; n < panels * PANEL && first + n < w->outputs; n++) {
             float value = sum(sums[m][n]);
             if (kind == INT8)
                 value *= w->scale[first + n];
@@ -181,18 +190,28 @@ INLINE void tile(const int rows, enum kind kind, const struct linear *w, int64_t
         }
 }
 
+INLINE void tiles(const int rows, const int panels, enum kind kind, const struct linear *w, int64_t from, int64_t to,
+                  const struct product *p, int64_t row)
+{
+    int64_t first = from;
+    for (; first + panels * PANEL <= to; first += panels * PANEL)
+        tile(rows, panels, kind, w, first, p, row);
+    for (; first < to; first += PANEL)
+        tile(rows, 1, kind, w, first, p, row);
+}
+
 INLINE void outputs_of(enum kind kind, const struct linear *w, int64_t from, int64_t to, const struct product *p)
 {
-    for (int64_t first = from; first < to; first += PANEL) {
-        int64_t row = 0;
+    for (int64_t first = from; first < to; first += BLOCK) {
+        int64_t end = first + BLOCK < to ? first + BLOCK : to, row = 0;
         for (; row + 6 <= p->rows; row += 6)
-            tile(6, kind, w, first, p, row);
+            tiles(6, 1, kind, w, first, end, p, row);
         switch (p->rows - row) {
-        case 5: tile(5, kind, w, first, p, row); break;
-        case 4: tile(4, kind, w, first, p, row); break;
-        case 3: tile(3, kind, w, first, p, row); break;
-        case 2: tile(2, kind, w, first, p, row); break;
-        case 1: tile(1, kind, w, first, p, row); break;
+        case 5: tiles(5, 1, kind, w, first, end, p, row); break;
+        case 4: tiles(4, 1, kind, w, first, end, p, row); break;
+        case 3: tiles(3, 2, kind, w, first, end, p, row); break;
+        case 2: tiles(2, 2, kind, w, first, end, p, row); break;
+        case 1: tiles(1, 4, kind, w, first, end, p, row); break;
         }
     }
 }
@@ -400,11 +419,22 @@ static void head(const struct model *m, const struct pass *p, const struct worke
     multiply(&m->head, from, to, (struct product){p->x, p->logits, p->outputs, m->hidden, m->head.outputs, 0});
 }
 
+static void join(const struct model *m, const struct pass *p, const struct worker *w)
+{
+    if (!m->join.weight)
+        return;
+    int64_t from, to;
+    share(m->hidden, PANEL, w, &from, &to);
+    multiply(&m->join, from, to, (struct product){p->joined, p->x, p->rows, m->join.inputs, m->hidden, 0});
+    BARRIER
+}
+
 void forward(const struct model *m, const struct pass *p)
 {
 #pragma omp parallel num_threads(p->threads)
     {
         const struct worker w = worker(m, p);
+        join(m, p, &w);
         for (int64_t index = 0; index < m->layer_count; index++) {
             const struct layer *l = m->layers + index;
             normalise_rows(m, p, l->attention_norm, w.normed, &w);
@@ -437,5 +467,93 @@ void products(const struct model *m, const struct pass *p)
         int64_t from, to;
         share(m->head.outputs, PANEL, &w, &from, &to);
         multiply(&m->head, from, to, (struct product){p->x, p->logits, p->outputs, m->hidden, m->head.outputs, 0});
+    }
+}
+
+/* A window of greedy drafts, all rows of the batch at once. */
+
+struct window {
+    int64_t *sequence, *position;   /* [R] the arrays of the pass, which are overwritten: rows and slots, */
+    float *cosine, *sine, *joined;  /* angles, and embeddings with states [R, 2 hidden] */
+    const float *states;            /* [R, hidden] what the pass taps */
+    const float *embedding;         /* [vocabulary, hidden] */
+    const float *cosines, *sines;   /* [slots, head_dim], by position */
+    const int64_t *token;           /* [head's outputs] the token of each logit */
+    const int64_t *limits;          /* [B] tokens asked for, at least 1 in the rows of the pass */
+    const int64_t *ends;            /* [B, end_count] tokens that end a row */
+    int64_t *tokens, *counts;       /* [B, width], [B] the draft; counts are 0 before */
+    double *seconds;                /* [width - 1] of each pass */
+    int64_t width, end_count;
+    float unsure;                   /* a row ends behind a token whose law has more entropy than this */
+};
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static int64_t largest(const float *values, int64_t count)
+{
+    int64_t best = 0;
+    for (int64_t i = 1; i < count; i++)
+        best = values[i] > values[best] ? i : best;
+    return best;
+}
+
+/* -sum p ln p of p = softmax(x + top), where no x is above 0: ln z - sum x e^x / z. */
+static float entropy(const float *logits, int64_t count, float top)
+{
+    v8 z = {0}, products = {0};
+    for (int64_t first = 0; first < count; first += LANES) {
+        v8 x = (v8){0} - 87.0f; /* e^-87 adds nothing */
+        if (first + LANES <= count)
+            x = load(logits + first) - top;
+        else
+            for (int64_t i = first; i < count; i++)
+                x[i - first] = logits[i] - top;
+        v8 weight = exponential(x);
+        z += weight;
+        products += weight * x;
+    }
+    return logf(sum(z)) - sum(products) / sum(z);
+}
+
+static int goes_on(const struct window *v, int64_t row, int64_t token, const float *logits, int64_t count, float top)
+{
+    for (int64_t i = 0; i < v->end_count; i++)
+        if (v->ends[row * v->end_count + i] == token)
+            return 0;
+    return v->counts[row] < v->limits[row] && (isinf(v->unsure) || entropy(logits, count, top) <= v->unsure);
+}
+
+/* Drafts on from a pass that was made, with one row and its logits for each row of the batch that drafts. Returns how
+   many passes it made. */
+int64_t draft(const struct model *m, struct pass *p, const struct window *v)
+{
+    const int64_t count = m->head.outputs, width = m->head_dim, hidden = m->hidden;
+    for (int64_t passes = 0;; passes++) {
+        int64_t kept = 0;
+        for (int64_t i = 0; i < p->rows; i++) {
+            const float *logits = p->logits + i * count;
+            int64_t row = v->sequence[i], best = largest(logits, count), token = v->token[best];
+            v->tokens[row * v->width + v->counts[row]++] = token;
+            if (!goes_on(v, row, token, logits, count, logits[best]))
+                continue;
+            int64_t position = v->position[i] + 1;
+            memcpy(v->joined + kept * 2 * hidden, v->embedding + token * hidden, sizeof(float) * (size_t)hidden);
+            memcpy(v->joined + (kept * 2 + 1) * hidden, v->states + i * hidden, sizeof(float) * (size_t)hidden);
+            memcpy(v->cosine + kept * width, v->cosines + position * width, sizeof(float) * (size_t)width);
+            memcpy(v->sine + kept * width, v->sines + position * width, sizeof(float) * (size_t)width);
+            v->sequence[kept] = row;
+            v->position[kept++] = position;
+        }
+        if (!kept)
+            return passes;
+        p->rows = p->outputs = kept;
+        double began = now();
+        forward(m, p);
+        v->seconds[passes] = now() - began;
     }
 }

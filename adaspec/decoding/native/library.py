@@ -49,6 +49,7 @@ class Decoder(Structure):
     _fields_ = (
         ("layers", POINTER(Layer)),
         ("final_norm", c_void_p),
+        ("join", Linear),
         ("head", Linear),
         *((name, c_int64) for name in ("layer_count", "hidden", "heads", "kv_heads", "head_dim", "inner", "slots")),
         ("epsilon", c_float),
@@ -64,9 +65,21 @@ class Pass(Structure):
         ("outputs", c_int64),
         *(
             (name, c_void_p)
-            for name in ("sequence", "position", "cosine", "sine", "wanted", "x", "logits", "taps", "scratch")
+            for name in ("sequence", "position", "cosine", "sine", "wanted", "joined", "x", "logits", "taps", "scratch")
         ),
         ("threads", c_int64),
+    )
+
+
+class Window(Structure):
+    """``struct window``."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("sequence", "position", "cosine", "sine", "joined", "states", "embedding")),
+        *((name, c_void_p) for name in ("cosines", "sines", "token", "limits", "ends", "tokens", "counts", "seconds")),
+        ("width", c_int64),
+        ("end_count", c_int64),
+        ("unsure", c_float),
     )
 
 
@@ -84,6 +97,8 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(build()))
     loaded.forward.argtypes, loaded.forward.restype = (POINTER(Decoder), POINTER(Pass)), None
     loaded.products.argtypes, loaded.products.restype = (POINTER(Decoder), POINTER(Pass)), None
+    loaded.draft.argtypes = (POINTER(Decoder), POINTER(Pass), POINTER(Window))
+    loaded.draft.restype = c_int64
     loaded.scratch_size.argtypes, loaded.scratch_size.restype = (POINTER(Decoder), c_int64, c_int64), c_int64
     return loaded
 
