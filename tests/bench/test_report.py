@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_folders import exploring, write_run
 
-from adaspec.bench.report import groups, measures, page, records, theme
+from adaspec.bench.report import groups, measures, page, records, regret, theme
 from adaspec.cli import main
 
 FIGURES = ("speedup", "timeline", "forecast", "acceptance", "passes", "regret")
@@ -170,14 +170,14 @@ def test_without_a_state_the_cost_model_learns_the_rounds_again(folder: Path, tm
 
 def test_regret_ends_at_the_difference_of_decoding_seconds(folder: Path, whole: groups.Group) -> None:
     (run,) = whole.runs
-    best = measures.best_fixed(run)
+    best = regret.best_fixed(run)
     assert best is not None
     spent = {
         method: sum(one["seconds"] for one in lines(folder, "rounds.jsonl") if one["method"] == method)
         for method in ("plain", "fixed-d4", "thompson")
     }
     assert best[0] == min(("plain", "fixed-d4"), key=spent.__getitem__)
-    for one in measures.regrets(run, best[0]):
+    for one in regret.regrets(run, best[0]):
         assert one.seconds[-1] == pytest.approx(spent[one.method] - spent[best[0]])  # every text has as many tokens
         assert one.seconds[0] == 0.0
 

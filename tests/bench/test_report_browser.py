@@ -73,7 +73,8 @@ def test_every_figure_is_drawn_once_and_nothing_overflows(
     found = re.search(r'data-seen="([^"]*)"', seen.dom)
     assert found is not None
     size, *rows = found.group(1).split(" | ")
-    assert size == f"width={width} needed={width}"
+    has, needs = (int(part.split("=")[1]) for part in size.split())
+    assert needs == has > width - 20  # a scrollbar may take some
     assert [row.split()[:2] for row in rows] == [[name, "drawn=1"] for name in FIGURES]
     for row in rows:
         assert float(row.split("least=")[1]) >= 9.0  # px: text stays readable

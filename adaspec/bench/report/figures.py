@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from adaspec.bench.report.measures import PassTime, PlanUse, Position, Regret, Speedup, Track, models_of
+from adaspec.bench.report.measures import PassTime, PlanUse, Position, Speedup, Track, models_of
+from adaspec.bench.report.regret import Regret
 from adaspec.bench.report.theme import FAINT, INK, NARROW, PAPER, color, figure, label, marker
 
 PANELS = 6  # at most in one picture; the table has all

@@ -1,24 +1,22 @@
-"""What the pictures show, as values: speed-ups, tracks, plans, acceptance per position, seconds per pass, regret."""
+"""What the pictures show, as values: speed-ups, tracks, plans, acceptance per position, seconds per pass."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from adaspec.bench.report.groups import Group
-from adaspec.bench.report.records import Prompt, Round, Run, Turn
+from adaspec.bench.report.records import Prompt, Round, Run
 from adaspec.controller import Controller
 from adaspec.costs import CostModel
 from adaspec.plan import Context, Plan, PlanSpace
-from adaspec.theory import Floats
 
 ALL = "all tasks"
 SURE = 1.96  # standard errors of a 95 % interval
-POINTS = 400  # of a curve, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +96,6 @@ class PassTime:
     median: float
     upper: float
     fit: float
-
-
-@dataclass(frozen=True, slots=True)
-class Regret:
-    """Seconds lost against the best fixed plan so far, over tokens decoded; [points] each."""
-
-    method: str
-    run: str
-    tokens: Floats
-    seconds: Floats
 
 
 def fixed_methods(rounds: Iterable[Round]) -> dict[str, Plan]:
@@ -195,32 +183,33 @@ def tracks(group: Group) -> list[Track]:
     found = []
     for run in group.runs:
         for method in adaptive_methods(run.rounds) or dict.fromkeys(one.method for one in run.rounds):
-            own = _in_order(run, method)
+            own = in_order(run, method)
             begins = [(at, one.kind) for at, one in enumerate(own) if at == 0 or one.turn != own[at - 1].turn]
             found.append(Track(method, run.name, tuple(one.decision.plan for one in own), tuple(begins)))
     return found
 
 
-def _in_order(run: Run, method: str) -> list[Round]:
+def in_order(run: Run, method: str) -> list[Round]:
+    """The rounds of a method as it played them."""
     return sorted((one for one in run.rounds if one.method == method), key=lambda one: one.decision.id)
 
 
 def plan_uses(group: Group) -> list[PlanUse]:
     """The plans of every adaptive method, the most used first."""
-    holds: dict[str, dict[Plan, list[list[Round]]]] = defaultdict(lambda: defaultdict(list))
+    played: dict[str, dict[Plan, list[list[Round]]]] = defaultdict(lambda: defaultdict(list))
     for run in group.runs:
         for method in adaptive_methods(run.rounds):
-            for plan, hold in _holds(_in_order(run, method)):
-                holds[method][plan].append(hold)
+            for plan, hold in holds(in_order(run, method)):
+                played[method][plan].append(hold)
     found = []
-    for method, plans in holds.items():
+    for method, plans in played.items():
         total = sum(len(hold) for own in plans.values() for hold in own)
         uses = [_plan_use(method, plan, own, total) for plan, own in plans.items()]
         found += sorted(uses, key=lambda use: -use.rounds)
     return found
 
 
-def _holds(rounds: Sequence[Round]) -> Iterator[tuple[Plan, list[Round]]]:
+def holds(rounds: Sequence[Round]) -> Iterator[tuple[Plan, list[Round]]]:
     """The rounds of every pull, together."""
     hold: list[Round] = []
     for one in rounds:
@@ -317,71 +306,6 @@ def _pass_time(
     lower, median, upper = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
     fit = costs.seconds(model, query_len, Context(batch_size, round(float(seq_lens.mean()))))
     return PassTime(model, query_len, batch_size, len(seen), lower, median, upper, fit)
-
-
-def best_fixed(run: Run) -> tuple[str, Plan, list[str]] | None:
-    """The fixed method with the most tokens per second of decoding, its plan, and all that were compared.
-
-    Compared on the turns that all of them have finished.
-    """
-    fixed = fixed_methods(run.rounds)
-    turns = {method: _courses(run, method) for method in fixed}
-    common = set.intersection(*(set(own) for own in turns.values())) if turns else set()
-    rates = {}
-    for method, own in turns.items():
-        ends = [own[turn] for turn in common]
-        seconds = sum(float(end[1][-1]) for end in ends)
-        if seconds:
-            rates[method] = sum(float(end[0][-1]) for end in ends) / seconds
-    if not rates:
-        return None
-    best = max(rates, key=rates.__getitem__)
-    return best, fixed[best], sorted({str(plan) for plan in fixed.values()})
-
-
-def regrets(run: Run, best: str) -> list[Regret]:
-    """Every method but ``best`` against it, token for token of the same answers.
-
-    Where the best plan would have been after as many tokens of the same answer is read off its own rounds there,
-    linearly within a round; behind the end of its answer at its mean rate there.
-    """
-    there = _courses(run, best)
-    found = []
-    for method in dict.fromkeys(one.method for one in run.rounds if one.method != best):
-        tokens, lost = [np.zeros(1)], [np.zeros(1)]
-        for turn, (own_tokens, own_seconds) in _courses(run, method).items():
-            if turn in there:
-                lost.append(lost[-1][-1] + own_seconds[1:] - _seconds_to(there[turn], own_tokens[1:]))
-                tokens.append(tokens[-1][-1] + own_tokens[1:])
-        if len(tokens) > 1:
-            found.append(_thinned(method, run.name, np.concatenate(tokens), np.concatenate(lost)))
-    return found
-
-
-def _courses(run: Run, method: str) -> Mapping[Turn, tuple[Floats, Floats]]:
-    """(tokens, seconds) so far after every round of every answer, 0 at first."""
-    answers: dict[Turn, list[Round]] = defaultdict(list)
-    for one in _in_order(run, method):
-        answers[one.turn].append(one)
-    return {
-        turn: (
-            np.cumsum([0.0, *(one.outcome.tokens for one in own)]),
-            np.cumsum([0.0, *(one.outcome.seconds for one in own)]),
-        )
-        for turn, own in answers.items()
-    }
-
-
-def _seconds_to(course: tuple[Floats, Floats], tokens: Floats) -> Floats:
-    """When a course has decoded so many tokens."""
-    end, last = max(float(course[0][-1]), 1.0), float(course[1][-1])
-    reached: Floats = np.where(tokens <= end, np.interp(tokens, *course), last * tokens / end)
-    return reached
-
-
-def _thinned(method: str, run: str, tokens: Floats, seconds: Floats) -> Regret:
-    keep = np.unique(np.linspace(0, len(tokens) - 1, POINTS).astype(int))
-    return Regret(method, run, tokens[keep], seconds[keep])
 
 
 def models_of(times: Iterable[PassTime]) -> list[str]:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from adaspec.bench.report import figures, measures
 from adaspec.bench.report.groups import Group
 from adaspec.bench.report.measures import PassTime, Position, Speedup, Track
+from adaspec.bench.report.regret import best_fixed, regrets
 
 NONE = "-"  # a cell with nothing in it
 
@@ -208,9 +209,9 @@ def _ends(found: Sequence[PassTime]) -> list[PassTime]:
 def regret(group: Group) -> Picture:
     found, told = [], []
     for run in group.runs:
-        best = measures.best_fixed(run)
+        best = best_fixed(run)
         if best is not None:
-            found += measures.regrets(run, best[0])
+            found += regrets(run, best[0])
             told.append(f"{best[1]} (method {best[0]}, the fastest of {', '.join(best[2])})")
     how = (
         f"Seconds of decoding lost against the best fixed plan of the same run, {'; '.join(dict.fromkeys(told))}. "

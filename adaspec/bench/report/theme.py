@@ -31,7 +31,7 @@ DARK = {
     **dict(zip(SERIES, ("#62b3f0", "#ff9a5c", "#3fcaa0", "#e89bc8", "#e0bd45", "#b3bec8"))),
 }
 VARIABLES = {light: f"--plot-{number}" for number, light in enumerate(DARK)}
-NARROW, WIDE = 4.6, 11.0  # inches: a phone held upright, a desk
+NARROW, WIDE = 4.0, 11.0  # inches: a phone held upright, a desk
 _DPI = 200  # of a PNG
 
 _STYLE = {
