@@ -85,8 +85,9 @@ def _track(panel: Axes, track: Track, rows: Sequence[str]) -> None:
         own = at[begins] == row
         x = np.column_stack((begins[own], ends[own], np.full(own.sum(), np.nan))).ravel()
         panel.plot(x, np.full(len(x), row), color=color(depths[row]), lw=7, solid_capstyle="butt")
-    for start, _ in track.begins[1:]:
-        panel.axvline(start, color=FAINT, lw=0.5, alpha=0.45)
+    starts = [start for start, _ in track.begins[1:]]
+    x, y = np.repeat(starts, 3).astype(float), np.tile((0.0, 1.0, np.nan), len(starts))
+    panel.plot(x, y, color=FAINT, lw=0.5, alpha=0.6, transform=panel.get_xaxis_transform())
     panel.set_yticks(range(len(rows)), [label(name, 26) for name in rows])
     panel.set_ylim(len(rows) - 0.4, -0.6)
     panel.set_xlim(0, len(at))
