@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from browser import look
 
 pytestmark = pytest.mark.slow
 
@@ -65,24 +66,11 @@ def test_the_live_page_draws_without_an_error(server, client, chromium: str, tmp
     thread = threading.Thread(target=traffic)
     thread.start()
     try:
-        command = [
-            chromium,
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--enable-logging=stderr",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            f"--window-size={size}",
-            "--virtual-time-budget=4000",
-            "--dump-dom",
-            server.url + "/",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+        seen = look(chromium, server.url + "/", tmp_path / "profile", size=size)
     finally:
         stop.set()
         thread.join(60.0)
-    assert "CONSOLE" not in done.stderr, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert done.returncode == 0
-    assert "<tr><td><code>target" in done.stdout
-    assert 'class="cell"' in done.stdout
-    assert "<polyline" in done.stdout
+    assert not seen.complaints
+    assert "<tr><td><code>target" in seen.dom
+    assert 'class="cell"' in seen.dom
+    assert "<polyline" in seen.dom
