@@ -130,8 +130,10 @@ async def _answer(
     _check_model(service, body.model)
     if body.stream_options and not body.stream:
         raise ApiError(400, "stream_options needs stream", param="stream_options")
+    if isinstance(body, ChatRequest) and body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
     prompts = await run_in_threadpool(service.prompts, body)
-    head = Head(f"{kind}-{secrets.token_hex(12)}", service.settings.model, body.wants_logprobs)
+    head = Head(f"{kind}-{secrets.token_hex(12)}", service.settings.model, body.top)
     end_span = service.tracing.start(kind)
 
     def log(usage: Usage | None) -> None:

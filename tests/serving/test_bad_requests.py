@@ -46,7 +46,7 @@ BAD = [
     ({"stop": [1]}, 400, "stop"),
     ({"stream": "yes"}, 400, "stream"),
     ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
-    ({"logprobs": 5}, 400, "logprobs"),
+    ({"logprobs": 6}, 400, "logprobs"),
     ({"echo": True}, 400, "echo"),
     ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
     ({"presence_penalty": 0.5}, 400, "presence_penalty"),
@@ -66,6 +66,7 @@ BAD_CHATS = [
     ({"tools": [{"type": "function"}]}, 400, "tools"),
     ({"response_format": {"type": "json_object"}}, 400, "response_format"),
     ({"top_logprobs": 3}, 400, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
 ]
 
 
