@@ -269,6 +269,15 @@ def test_a_token_is_asked_for_and_never_shown(new_assembly) -> None:
         assert httpx.get(f"{run.url}/metrics").status_code == 401
         assert httpx.get(f"{run.url}/health").status_code == 200
         assert httpx.get(f"{run.url}/").status_code == 200
+        named = {"Authorization": "Bearer secret-token", "Host": "models.example"}
+        assert httpx.get(f"{run.url}/live", headers=named).status_code == 200
+
+
+def test_a_token_may_have_any_letters(new_assembly) -> None:
+    with running(new_assembly(), Settings(NAME, token="clé-ключ")) as run:
+        for key, status in (("clé-ключ", 200), ("clé-ключи", 401)):
+            answer = httpx.get(f"{run.url}/live", headers={"Authorization": f"Bearer {key}".encode()})
+            assert answer.status_code == status
 
 
 class Gate:

@@ -138,6 +138,24 @@ def test_other_paths_and_methods_have_the_same_shape(http) -> None:
     error_of(http.get("/decisions", params={"last": 0}), 400)
 
 
+@pytest.mark.parametrize(
+    "name", ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "[::2]:80", ""]
+)
+def test_without_a_token_the_loopback_service_answers_to_its_own_names_alone(http, name) -> None:
+    assert error_of(http.get("/v1/models", headers={"Host": name}), 403)["code"] == "unknown_host"
+    for own in ("localhost:8000", "LOCALHOST", "[::1]:80", "127.0.0.1"):
+        assert http.get("/v1/models", headers={"Host": own}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/live", "/v1/nothing", "/metrics"])
+def test_browsers_are_told_to_guess_and_keep_nothing(http, path) -> None:
+    headers = http.get(path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cache-control"] == "no-store"
+    assert "server" not in headers
+
+
 def test_the_server_goes_on_after_all_of_it(http) -> None:
     assert post(http, "/v1/completions", GOOD).status_code == 200
     assert post(http, "/v1/chat/completions", CHAT).status_code == 200
