@@ -236,8 +236,8 @@ def soak(
             spent = time.monotonic() - began
             for fault in faults:
                 fault.on = 0.25 * length < spent < 0.25 * length + min(60.0, 0.25 * length)
-            failing = ", a drafter fails" if any(fault.on for fault in faults) else ""
-            watch.look(spent, f"{'1 client' if pause() else f'{clients} clients'}{failing}")
+            load = "1 client" if pause() else f"{clients} clients"
+            watch.look(spent, f"{load}, a drafter fails" if any(fault.on for fault in faults) else load)
             time.sleep(0.2)
         for run in runs:
             run.result()

