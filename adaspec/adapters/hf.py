@@ -26,12 +26,14 @@ from adaspec.costs import CostModel
 from adaspec.decoding.attention import NAME as OWN_ATTENTION
 from adaspec.decoding.chain import Chain, Sequences
 from adaspec.decoding.drafter import Drafter
+from adaspec.decoding.feature import FeatureDrafter
 from adaspec.decoding.feature_load import is_feature_drafter, load_feature_drafter
+from adaspec.decoding.hybrid import HybridDrafter
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.model import Model, sequence_limit
 from adaspec.decoding.sampling import SamplingParams
-from adaspec.plan import PlanSpace
+from adaspec.plan import Plan, PlanSpace
 
 TARGET = "target"
 _ATTENTION = ("eager", "sdpa", OWN_ATTENTION)  # implementations that take a mask of positions
@@ -250,7 +252,18 @@ def _controller(
     space = PlanSpace.grid(
         TARGET, list(members), windows, middles=middles, inner_windows=inner_windows, max_depth=max_depth
     )
+    space = PlanSpace(plan for plan in space if _playable(plan, members))
     return Controller(space, costs=CostModel(space, one_pass=lookups))
+
+
+def _playable(plan: Plan, members: Mapping[str, LanguageModel | Drafter]) -> bool:
+    """A feature drafter reads the target, so nothing may stand between them; nor does a model verify its own drafts."""
+    middles, last = plan.models[1:-1], members.get(plan.models[-1])
+    if not middles or not isinstance(last, Drafter):
+        return True
+    parts = tuple(last.parts.values()) if isinstance(last, HybridDrafter) else (last,)
+    reads = any(isinstance(part, FeatureDrafter) for part in parts)
+    return not reads and all(members[name] not in last.models for name in middles)
 
 
 def _padded(input_ids: Tensor, rows: Sequence[Sequence[int]], config: GenerationConfig) -> Tensor:

@@ -128,6 +128,11 @@ def test_the_folder_of_a_feature_drafter_is_a_drafter(models, tmp_path):
     plain = target.generate(PROMPT, max_new_tokens=24, do_sample=False)
     assert torch.equal(target.generate(PROMPT, max_new_tokens=24, do_sample=False, custom_generate=ours), plain)
     assert controller.played[Plan.parse("target/head:3")] > 2
+    several = Speculation(target, {"head": str(tmp_path), "draft": models[1], "lookup": "lookup"}, profile=False)
+    texts = {str(plan) for plan in several.controller.space}
+    assert "target/head:2" in texts
+    assert "target/draft/lookup:4,2" in texts
+    assert "target/draft/head:4,2" not in texts  # a feature drafter reads the target alone
 
 
 def test_scores_and_logits_are_those_of_generate(models, speculation):
