@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -53,11 +53,22 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """Log-probability of a committed token under the target, before penalties and temperature.
+
+    ``top``: (token, log-probability) of the most likely tokens at its position, best first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
-    """What a round committed: per row its new tokens, log-probabilities if asked for, and whether the row ended."""
+    """What a round committed: per row its new tokens, their scores if asked for, and whether the row ended."""
 
     tokens: list[list[int]]
-    logprobs: list[list[float]] | None
+    scores: list[list[Score]] | None
     finished: list[bool]
     outcome: RoundOutcome
 
@@ -188,11 +199,12 @@ class Chain:
         sequences: Sequences,
         *,
         watch: Watch | None = None,
-        logprobs: bool = False,
+        logprobs: int | None = None,
         processor: Processor | None = None,
     ) -> None:
         """Takes in a batch and feeds the target all but the last token of each prompt.
 
+        ``logprobs``: how many of the most likely tokens are told with the score of each; None: no scores.
         ``processor``: what happens to the logits of every model, in place of the penalties.
 
         Raises:
@@ -246,10 +258,8 @@ class Chain:
         began = self._clock.now()
         rows = int((self._left > 0).sum())
         verdict = self.emit(plan, self._left)
-        logprobs = _logprobs(verdict) if self._logprobs else None
         tokens, finished = self._commit(verdict)
-        if logprobs is not None:
-            logprobs = [values[: len(kept)] for values, kept in zip(logprobs, tokens)]
+        scores = None if self._logprobs is None else _scores(verdict, [len(kept) for kept in tokens], self._logprobs)
         scored = self._score(plan)
         seconds = self._clock.now() - began
         passes, catch_up = self._clock.drain()
@@ -258,7 +268,7 @@ class Chain:
         ]
         edges = (*(own for own, *_ in drained), *(part for _, *parts in drained for part in parts))
         outcome = RoundOutcome(sum(map(len, tokens)), seconds, rows, catch_up, edges, passes, scored)
-        return Round(tokens, logprobs, finished, outcome)
+        return Round(tokens, scores, finished, outcome)
 
     def _score(self, plan: Plan) -> tuple[EdgeOutcome, ...]:
         played = {drafter for verifier, drafter, _ in plan.edges() if verifier == self.target.name}
@@ -341,8 +351,12 @@ class Chain:
         return Pass(model.name, query_len, batch_size, context, seconds)
 
 
-def _logprobs(verdict: Verdict) -> list[list[float]]:
-    """Log-probabilities of the emitted tokens under the target, before penalties and temperature."""
-    scores = torch.log_softmax(verdict.logits.float(), -1).gather(-1, verdict.tokens[..., None])
-    rows: list[list[float]] = scores.squeeze(-1).tolist()
-    return rows
+def _scores(verdict: Verdict, counts: Sequence[int], top: int) -> list[list[Score]]:
+    """Of the first ``counts[b]`` emitted tokens of each row, with the ``top`` most likely ones at their positions."""
+    laws = torch.log_softmax(verdict.logits.float(), -1)  # [B, m + 1, V]
+    own = laws.gather(-1, verdict.tokens[..., None]).squeeze(-1)
+    values, tokens = laws.topk(min(top, laws.shape[-1]), -1)  # [B, m + 1, top]
+    return [
+        [Score(value, tuple(zip(ids, best))) for value, ids, best in zip(*row)][:count]
+        for *row, count in zip(own.tolist(), tokens.tolist(), values.tolist(), counts)
+    ]

@@ -25,7 +25,9 @@ def test_a_short_soak_loses_and_garbles_nothing(folder: Path, tmp_path: Path) ->
     assert summary["lost"] == summary["garbled"] == 0
     assert summary["requests"] > 20
     assert summary["benched_from_to"]
-    assert len(summary["rounds_by_batch"]) > 1
+    assert len(summary["by_batch_size"]) > 1
+    assert {"8 clients", "8 clients, a drafter fails", "1 client"} <= set(summary["by_phase"])
+    assert 0.0 < summary["plan_mix_difference"] <= 1.0
 
 
 def test_fuzzing_by_the_published_schema_finds_no_500(server, tmp_path: Path) -> None:
