@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -311,16 +311,35 @@ class Chain:
         self._left = torch.tensor(left, device=self._left.device)
         return kept, [budget == 0 for budget in left]
 
+    def prepare_passes(self, shapes: Mapping[str, Collection[int]], batch_sizes: Collection[int] = (1,)) -> None:
+        """Makes the passes of ``PlanSpace.shapes`` ready, see ``LanguageModel.prepare``; ends the running batch.
+
+        Beneath the target a model that had all its drafts accepted is fed one token more.
+        """
+        lengths: dict[LanguageModel, set[int]] = {}
+        for name, query_lens in shapes.items():
+            model = self._model(name)
+            if model is not None:
+                known = lengths.setdefault(model, set())
+                known |= {*query_lens} if model is self.target else {*query_lens, max(query_lens) + 1}
+        for model, known in lengths.items():
+            model.prepare(known, batch_sizes, self.capacity)
+
+    def _model(self, name: str) -> LanguageModel | None:
+        """The model that passes of this name are run by: a drafter that runs models stands for the last of them."""
+        member = self.members[name]
+        model = next(reversed(member.models), None) if isinstance(member, Drafter) else member
+        return None if model is None or model.rollback_obstacle else model
+
     def profile(self, shapes: Mapping[str, Iterable[int]], *, batch_size: int = 1, repeats: int = 3) -> list[Pass]:
         """Times the passes of the given models and query lengths on a short made-up text; the median of ``repeats``.
 
-        A drafter that runs models stands for the last of them. Ends the batch that is being decoded.
+        Ends the batch that is being decoded.
         """
         measured = []
         for name, lengths in shapes.items():
-            member = self.members[name]
-            model = next(reversed(member.models), None) if isinstance(member, Drafter) else member
-            if model is not None and not model.rollback_obstacle:
+            model = self._model(name)
+            if model is not None:
                 passes = [self._time(model, length, batch_size, repeats) for length in sorted(lengths)]
                 measured += [replace(each, model=name) for each in passes]
         return measured

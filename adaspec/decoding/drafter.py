@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -221,6 +222,7 @@ class Stage(Drafter):
         self.tally = EdgeTally(window)
         self.part_tallies: dict[str, EdgeTally] = {}
         self.proposals: list[Proposal] = []  # the deterministic ones of the running round
+        self._marks: list[tuple[Any, Any, Any]] = []  # drafting began, it ended, the verification ended
         inner.attach(verifier)
 
     @property
@@ -237,11 +239,11 @@ class Stage(Drafter):
         A block is cut at its first stop token: nothing leaks behind it.
         """
         clock, sequence = self.verifier.clock, batch.sequence
-        began = clock.now()
+        began = clock.mark()
         start, active = sequence.lengths, limits > 0
         asked = (limits - 1).clamp(0, self.window)
         draft = self.inner.propose(batch, asked, self.stop)
-        drafted = clock.now()
+        drafted = clock.mark()
         first = start - 1
         logits = self.verifier.logits(sequence, first, draft.tokens.shape[1] + 1, active)
         result, law = batch.sampler.verify(draft.tokens, draft.counts, draft.law, logits, sequence, first, active)
@@ -250,8 +252,7 @@ class Stage(Drafter):
         sequence.append(tokens, counts)
         self.rollback(torch.where(active, start + counts - 1, sequence.capacity))
         self._record(batch, Proposal(start, asked, draft), result.accepted)
-        self.tally.draft_seconds += drafted - began
-        self.tally.verify_seconds += clock.now() - drafted
+        self._marks.append((began, drafted, clock.mark()))
         return Verdict(tokens, counts, law, logits)
 
     def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
@@ -301,6 +302,10 @@ class Stage(Drafter):
         """
         name, sign, stop = drafter.partition("?")
         self.proposals.clear()
+        for began, drafted, ended in self._marks:
+            self.tally.draft_seconds += self.verifier.clock.span(began, drafted)
+            self.tally.verify_seconds += self.verifier.clock.span(drafted, ended)
+        self._marks.clear()
         outcomes = [self.tally.drain(verifier, drafter)]
         for part, tally in self.part_tallies.items():
             outcome = tally.drain(verifier, f"{name}.{part}{sign}{stop}")
