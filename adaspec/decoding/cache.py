@@ -5,6 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FEW = 64  # rows up to which a list is made faster than a maximum
+
+
+def largest(values: Tensor) -> int:
+    """The largest of ``values`` [B]; waits for the device that holds them."""
+    return int(max(values.tolist()) if len(values) <= FEW else values.max())
+
 
 class TokenBuffer:
     """The sequences of a batch: committed tokens, and behind them the drafted ones of the running round.
@@ -23,9 +30,11 @@ class TokenBuffer:
 
     def append(self, tokens: Tensor, counts: Tensor) -> None:
         """Appends the first ``counts[b]`` of ``tokens[b]`` to row b; tokens [B, m], counts [B]."""
-        steps = torch.arange(tokens.shape[1], device=tokens.device)
-        slots = self.lengths[:, None] + steps  # [B, m]
-        slots = torch.where(steps < counts[:, None], slots, self.capacity)
+        if tokens.shape[1] == 1:
+            slots = torch.where(counts > 0, self.lengths, self.capacity)[:, None]
+        else:
+            steps = torch.arange(tokens.shape[1], device=tokens.device)
+            slots = torch.where(steps < counts[:, None], self.lengths[:, None] + steps, self.capacity)  # [B, m]
         self.tokens.scatter_(1, slots, tokens)
         self.lengths = self.lengths + counts
 

@@ -35,6 +35,10 @@ class Batch:
         """Which of ``tokens`` [B, n] end their row; [B, n] bool."""
         return (tokens[..., None] == self.stop_ids[:, None, :]).any(-1)
 
+    def ends(self, tokens: Tensor) -> Tensor:
+        """Which of ``tokens`` [B] end their row; [B] bool."""
+        return (tokens[:, None] == self.stop_ids).any(1)
+
     def cut(self, tokens: Tensor, counts: Tensor) -> Tensor:
         """Shortens ``counts`` [B] so that each row of ``tokens`` [B, n] ends at its first stop token."""
         steps = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
@@ -160,10 +164,11 @@ def one_by_one(
         first = sequence.lengths - 1
         logits = step(first, active)
         token, law = batch.sampler.choose(logits, sequence, first, active)
-        sequence.append(token[:, None], active.long())
+        sequence.append(token[:, None], active)
         counts = counts + active
-        active = active & (counts < limits) & ~batch.is_stop(token[:, None])[:, 0]
-        active = active & sure_enough(logits[:, 0], stop)
+        active = active & (counts < limits) & ~batch.ends(token)
+        if stop:
+            active = active & sure_enough(logits[:, 0], stop)
         tokens.append(token)
         laws.append(law)
     if not tokens:
@@ -268,7 +273,7 @@ class Stage(Drafter):
                 law = verdict.law.new_zeros(len(limits), width, verdict.law.shape[2]) if law is None else law
                 put_rows(law, counts, verdict.law, verdict.counts)
             counts = counts + verdict.counts
-            ended = batch.is_stop(sequence.slice(sequence.lengths - 1, 1))[:, 0] & (counts > 0)
+            ended = batch.ends(sequence.slice(sequence.lengths - 1, 1)[:, 0]) & (counts > 0)
             remaining = torch.where(ended, 0, limits - counts)
         return Draft(sequence.slice(start, width), counts, law)
 
@@ -283,8 +288,8 @@ class Stage(Drafter):
         """A draft that ended at a stop token was not asked for more."""
         asked, draft = proposal.asked, proposal.draft
         if draft.tokens.shape[1]:
-            last = draft.tokens.gather(1, (draft.counts - 1).clamp(min=0)[:, None])
-            ended = batch.is_stop(last)[:, 0] & (draft.counts > 0)
+            last = draft.tokens.gather(1, (draft.counts - 1).clamp(min=0)[:, None])[:, 0]
+            ended = batch.ends(last) & (draft.counts > 0)
             asked = torch.where(ended, draft.counts, asked)
         self.tally.add(asked, draft.counts, accepted)
         before = torch.zeros_like(asked)

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from adaspec.decoding.cache import TokenBuffer
+from adaspec.decoding.cache import TokenBuffer, largest
 from adaspec.decoding.clock import WallClock
 from adaspec.decoding.features import FeatureBuffer
 
@@ -111,9 +111,9 @@ class LanguageModel(ABC):
             self._feed(sequence, query_len, none, pending, catch_up=True)
 
     def _read(self, pending: Tensor) -> int:
-        """The most tokens that a row lacks; and ``_context``, the most that one holds. The one look at the device."""
-        query_len, self._context = torch.stack((pending, self.lengths)).amax(1).tolist()
-        return int(query_len)
+        """The most tokens that a row lacks; and ``_context``, the most that one holds."""
+        self._context = largest(self.lengths)
+        return largest(pending)
 
     def _feed(
         self, sequence: TokenBuffer, query_len: int, rows: Tensor, pending: Tensor, *, catch_up: bool = False
