@@ -41,7 +41,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--runner",
         default="auto",
-        help="what computes on a CPU: native (C, compiled once with your compiler), torch, or auto (default: auto)",
+        help="native (C, compiled once with your compiler; CPU), graphs (CUDA), torch, or auto (default: auto)",
     )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: measured at the start)")
     group.add_argument("--cache-length", type=int, default=2048, help="tokens, prompt included (default: %(default)s)")

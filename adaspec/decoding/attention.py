@@ -111,13 +111,14 @@ def _forward(
         raise ValueError(f"attention {NAME!r} is for inference, got dropout {dropout}")
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        attention_mask = _full_mask(query, key, causal)
+        attention_mask = full_mask(query, key, causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     mixed = attention(query, key, value, attention_mask[..., : key.shape[2]], scale, softcap)
     return mixed.view(*mixed.shape[:2], query.shape[1], -1), None
 
 
-def _full_mask(query: Tensor, key: Tensor, causal: bool) -> Tensor:
+def full_mask(query: Tensor, key: Tensor, causal: bool) -> Tensor:
+    """The mask of a whole sequence, [1, 1, q, K]: the queries [B, H, q, D] are the last of the keys' positions."""
     count, slots = query.shape[2], key.shape[2]
     mask = torch.ones(1, 1, count, slots, dtype=torch.bool, device=query.device)
     return mask.tril(slots - count) if causal else mask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -219,7 +219,7 @@ class Chain:
         width = max(map(len, sequences.stop_ids))
         stop_ids = [[*ids, *[-1] * (width - len(ids))] for ids in sequences.stop_ids]
         stops = torch.tensor(stop_ids, dtype=torch.long, device=device).view(size, width)
-        self._left = torch.tensor(sequences.max_new_tokens, device=device)  # [B], 0 once a row has ended
+        self._left = list(sequences.max_new_tokens)  # tokens still to come per row, 0 once it has ended
         self._watch, self._logprobs = watch, logprobs
         self.begin(Batch(buffer, Sampler(sequences.sampling, device, processor), stops, buffer.lengths))
 
@@ -238,26 +238,33 @@ class Chain:
 
     def context(self, tag: str = "") -> Context:
         """Running rows, their mean length, and what idle models lack of it."""
-        running = self._left > 0
-        rows = max(int(running.sum()), 1)
-        total = int(self._batch.sequence.lengths[running].sum())
+        running = self._running_rows
+        rows, total = max(running, 1), self._held(self._batch.sequence.lengths)
         lacking = (
-            (name, (total - int(member.lengths[running].sum())) // rows - 1)
+            (name, (total - self._held(member.lengths)) // rows - 1)
             for name, member in self.members.items()
             if isinstance(member, LanguageModel) and name != self.target.name
         )
-        return Context(int(running.sum()), total // rows, tag, tuple(one for one in lacking if one[1] >= LACKING))
+        return Context(running, total // rows, tag, tuple(one for one in lacking if one[1] >= LACKING))
+
+    def _held(self, lengths: Tensor) -> int:
+        """The sum of ``lengths`` [B] over running rows."""
+        return sum(length for length, left in zip(lengths.tolist(), self._left) if left)
+
+    @property
+    def _running_rows(self) -> int:
+        return sum(left > 0 for left in self._left)
 
     @property
     def running(self) -> bool:
-        return bool((self._left > 0).any())
+        return any(self._left)
 
     def round(self, plan: Plan) -> Round:
         """Plays one round: every running row commits 1 .. windows[0] + 1 tokens."""
         self.prepare([plan])
         began = self._clock.now()
-        rows = int((self._left > 0).sum())
-        verdict = self.emit(plan, self._left)
+        rows = self._running_rows
+        verdict = self.emit(plan, torch.tensor(self._left, device=self.target.device))
         tokens, finished = self._commit(verdict)
         scores = None if self._logprobs is None else _scores(verdict, [len(kept) for kept in tokens], self._logprobs)
         scored = self._score(plan)
@@ -311,26 +318,45 @@ class Chain:
         kept, left = [], []
         stops = self._batch.is_stop(verdict.tokens).tolist()
         for row, (tokens, count, budget) in enumerate(
-            zip(verdict.tokens.tolist(), verdict.counts.tolist(), self._left.tolist())
+            zip(verdict.tokens.tolist(), verdict.counts.tolist(), self._left)
         ):
             tokens = tokens[:count]
             ended = count > 0 and (stops[row][count - 1] or count >= budget)
             keep = self._watch(row, tokens) if self._watch and tokens else None
             kept.append(tokens[:keep])
             left.append(0 if ended or keep is not None else budget - count)
-        self._left = torch.tensor(left, device=self._left.device)
+        self._left = left
         return kept, [budget == 0 for budget in left]
+
+    def prepare_passes(self, shapes: Mapping[str, Collection[int]], batch_sizes: Collection[int] = (1,)) -> None:
+        """Makes the passes of ``PlanSpace.shapes`` ready, see ``LanguageModel.prepare``; ends the running batch.
+
+        Beneath the target a model that had all its drafts accepted is fed one token more.
+        """
+        lengths: dict[LanguageModel, set[int]] = {}
+        for name, query_lens in shapes.items():
+            model = self._model(name)
+            if model is not None:
+                known = lengths.setdefault(model, set())
+                known |= {*query_lens} if model is self.target else {*query_lens, max(query_lens) + 1}
+        for model, known in lengths.items():
+            model.prepare(known, batch_sizes, self.capacity)
+
+    def _model(self, name: str) -> LanguageModel | None:
+        """The model that passes of this name are run by: a drafter that runs models stands for the last of them."""
+        member = self.members[name]
+        model = next(reversed(member.models), None) if isinstance(member, Drafter) else member
+        return None if model is None or model.rollback_obstacle else model
 
     def profile(self, shapes: Mapping[str, Iterable[int]], *, batch_size: int = 1, repeats: int = 3) -> list[Pass]:
         """Times the passes of the given models and query lengths on a short made-up text; the median of ``repeats``.
 
-        A drafter that runs models stands for the last of them. Ends the batch that is being decoded.
+        Ends the batch that is being decoded.
         """
         measured = []
         for name, lengths in shapes.items():
-            member = self.members[name]
-            model = next(reversed(member.models), None) if isinstance(member, Drafter) else member
-            if model is not None and not model.rollback_obstacle:
+            model = self._model(name)
+            if model is not None:
                 passes = [self._time(model, length, batch_size, repeats) for length in sorted(lengths)]
                 measured += [replace(each, model=name) for each in passes]
         return measured

@@ -54,7 +54,10 @@ def test_without_a_compiler_torch_takes_over(folder, monkeypatch):
         load_model("target", folder, runner="native")
 
 
-@pytest.mark.parametrize("wrong", [("fast", "fp16", "cpu"), ("native", "stock", "cpu"), ("native", "fp16", "cuda")])
+@pytest.mark.parametrize(
+    "wrong",
+    [("fast", "fp16", "cpu"), ("native", "stock", "cpu"), ("native", "fp16", "cuda"), ("graphs", "fp16", "cpu")],
+)
 def test_a_runner_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match="runner"):
         check_runner(*wrong)
