@@ -89,7 +89,7 @@ class Int8Linear(nn.Module):
 
 
 def _filled(product: Callable[[Tensor], Tensor], x: Tensor, missing: int) -> Tensor:
-    """The product of the rows of ``x`` [..., in] with ``missing`` rows of zeros behind them, which are cut off again."""
+    """The product of ``x`` [..., in], computed with ``missing`` rows of zeros behind it that are cut off again."""
     if not missing:
         return product(x)
     rows = F.pad(x.reshape(-1, x.shape[-1]), (0, 0, 0, missing))
