@@ -34,7 +34,7 @@ HEAD = "head"  # the drafter that comes with the project
 HEADS = Path(__file__).parents[1] / "heads"  # by the target's name
 OWN_LAYER = ("layers.0.", "midlayer.")
 PARTS = ("self_attn.", "mlp.")  # of the published names; the network knows the layers by their last names
-PRECISION = "fp16"  # of a drafter's weights on a CPU, unless told otherwise
+NATIVE_PRECISION, PACKED_PRECISION = "int8", "fp16"  # of a drafter's weights on a CPU, unless told otherwise
 IGNORED = ("t2d", "rotary_emb.inv_freq")
 FIELDS = (
     "hidden_size",
@@ -109,7 +109,7 @@ def read_feature_drafter(folder: Path) -> FeatureWeights:
 
 
 def load_feature_drafter(
-    name: str, source: Path, target: Model, *, precision: str = PRECISION, runner: str = "auto"
+    name: str, source: Path, target: Model, *, precision: str | None = None, runner: str = "auto"
 ) -> FeatureReader:
     """A drafter for ``target`` from a folder.
 
@@ -117,7 +117,8 @@ def load_feature_drafter(
         name: its name in plans.
         source: the folder.
         target: the model whose features it was trained on; embedding and head are the target's where it has none.
-        precision: of the drafter's weights on a CPU, see ``packed``; on a GPU they are kept like the target's.
+        precision: of the drafter's weights on a CPU; None takes what is best for what computes them. On a GPU they
+            are kept like the target's.
         runner: as for ``load_model``; "native" is taken for the layouts that it knows, torch for all others.
 
     Raises:
@@ -126,17 +127,18 @@ def load_feature_drafter(
     stored = read_feature_drafter(source)
     layers = stored.layers or _default_layers(stored.net.shape, target.depth)
     _check(name, stored, layers, target)
-    if target.device.type == "cpu" and runner != "torch" and obstacle(stored.net.shape, precision) is None:
+    native, packed = precision or NATIVE_PRECISION, precision or PACKED_PRECISION
+    if target.device.type == "cpu" and runner != "torch" and obstacle(stored.net.shape, native) is None:
         with suppress(CompileError):
             library()
-            return _native(name, stored, layers, target, precision)
+            return _native(name, stored, layers, target, native)
     table = target.module.get_input_embeddings()
     embed: Layer = table if stored.embedding is None else _embedding(stored.embedding.to(table.weight))
     head, token_map = _head(stored, target), stored.token_map
     net: nn.Module = stored.net
     if target.device.type == "cpu":
-        net = pack(net, precision)
-        head = pack(head, precision) if isinstance(head, nn.Linear) else head
+        net = pack(net, packed)
+        head = pack(head, packed) if isinstance(head, nn.Linear) else head
     else:
         net, head = net.to(table.weight), head.to(table.weight)
         token_map = None if token_map is None else token_map.to(target.device)

@@ -10,7 +10,7 @@ from adaspec.decoding.native.decoder import obstacle
 from adaspec.decoding.native.library import CompileError, library
 from adaspec.decoding.native.model import NativeModel
 from adaspec.decoding.native.weights import KINDS
-from adaspec.decoding.packed import pack
+from adaspec.decoding.packed import PRECISIONS, pack
 
 RUNNERS = ("auto", "native", "torch")
 
@@ -19,12 +19,14 @@ def check_runner(runner: str, precision: str, device: str) -> None:
     """Tells whether a runner can be asked for.
 
     Raises:
-        ValueError: an unknown one, or native for what it cannot do anywhere.
+        ValueError: an unknown one, or one that cannot compute this precision anywhere.
     """
     if runner not in RUNNERS:
         raise ValueError(f"the runner is one of {', '.join(RUNNERS)}, got {runner!r}")
     if runner == "native" and (device != "cpu" or precision not in KINDS):
         raise ValueError(f"the native runner computes {', '.join(KINDS)} on the cpu, not {precision} on {device}")
+    if runner == "torch" and precision not in PRECISIONS and device == "cpu":
+        raise ValueError(f"the torch runner computes {', '.join(PRECISIONS)} on the cpu, not {precision}")
 
 
 def load_model(
@@ -69,8 +71,8 @@ def load_model(
             reason = str(error)
     if reason is None:
         return NativeModel(name, module, precision, vocab_size)
-    if runner == "native":
-        raise ValueError(f"{name}: {reason}")
+    if runner == "native" or precision not in PRECISIONS:
+        raise ValueError(f"{name}: the native runner cannot compute it: {reason}")
     model = Model(name, module if rollback_obstacle(module) else pack(module, precision), vocab_size)
     model.runner = f"torch ({reason})"
     return model

@@ -17,7 +17,7 @@ class NativeModel(Model):
     Args:
         name: the model's name in plans.
         module: the causal LM with its stock layers; their weights are taken over and released.
-        precision: of the linear weights, "float32", "fp16" or "int8" (per output channel); all sums are float32.
+        precision: of the linear weights, "float32", "fp16", "int8" (per output channel) or "int4" (see ``int4.h``).
         vocab_size: as for ``Model``.
 
     Raises:
