@@ -30,18 +30,6 @@ INLINE v8 widen_half(const uint16_t *from)
 #endif
 }
 
-INLINE v8 widen_byte(const int8_t *from)
-{
-#if defined(__AVX2__) && defined(__F16C__)
-    return (v8)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
-#else
-    v8 wide;
-    for (int lane = 0; lane < LANES; lane++)
-        wide[lane] = (float)from[lane];
-    return wide;
-#endif
-}
-
 /* a * b + c, rounded once where the processor can; the compiler itself must not choose (-ffp-contract=off). */
 INLINE v8 multiply_add(v8 a, v8 b, v8 c)
 {

@@ -100,6 +100,7 @@ def library() -> ctypes.CDLL:
     loaded.products.argtypes, loaded.products.restype = (POINTER(Decoder), POINTER(Pass)), None
     loaded.draft.argtypes = (POINTER(Decoder), POINTER(Pass), POINTER(Window))
     loaded.draft.restype = c_int64
+    loaded.panel_width.argtypes, loaded.panel_width.restype = (), c_int64
     loaded.int4_pack.argtypes, loaded.int4_pack.restype = (c_void_p, c_int64, c_int64, c_void_p), None
     loaded.scratch_size.argtypes, loaded.scratch_size.restype = (POINTER(Decoder), c_int64, c_int64), c_int64
     return loaded

@@ -1,10 +1,20 @@
 /* Y = X W^T: each output one chain of multiply-adds over the inputs in a fixed order, whatever rows are beside it.
 
-   Weights are stored in panels of 2 outputs, each panel [inputs / 8, 2 outputs, 8 inputs] (int4: in blocks, see there):
+   Weights are stored in panels of 2 outputs, each panel [inputs / WIDE, 2 outputs, WIDE inputs], filled up
+   with zeros (int4: in blocks, see there):
    whatever shape of tile works on them, it reads them front to back. */
 
 #include "int4.h"
 #include "model.h"
+
+/* As many numbers as the processor multiplies at once. */
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#define WIDE 16
+typedef float wide __attribute__((vector_size(64), aligned(4), may_alias));
+#else
+#define WIDE LANES
+typedef v8 wide;
+#endif
 
 #define PANEL 2 /* outputs that are stored together */
 #define UNIT 8  /* outputs that threads share out together: whole panels, whole blocks */
@@ -12,10 +22,66 @@
 
 INLINE int64_t bytes_of(enum kind kind) { return kind == FLOAT32 ? 4 : kind == FLOAT16 ? 2 : 1; }
 
-INLINE v8 weight_at(enum kind kind, const void *at)
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+
+INLINE wide wide_weight(enum kind kind, const void *at)
+{
+    if (kind == FLOAT16)
+        return (wide)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
+    if (kind == INT8)
+        return (wide)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
+    return *(const wide *)at;
+}
+
+/* Eight or sixteen inputs. */
+INLINE wide wide_input(const float *from, int64_t left)
+{
+    return left >= WIDE ? *(const wide *)from : (wide)_mm512_zextps256_ps512((__m256)load(from));
+}
+
+INLINE wide wide_multiply_add(wide a, wide b, wide c)
+{
+    return (wide)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+
+INLINE float wide_sum(wide v)
+{
+    return sum((v8)_mm512_castps512_ps256((__m512)v) + (v8)_mm512_extractf32x8_ps((__m512)v, 1));
+}
+
+#else
+
+INLINE v8 widen_byte(const int8_t *from)
+{
+#if defined(__AVX2__) && defined(__F16C__)
+    return (v8)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+    v8 wide;
+    for (int lane = 0; lane < LANES; lane++)
+        wide[lane] = (float)from[lane];
+    return wide;
+#endif
+}
+
+INLINE wide wide_weight(enum kind kind, const void *at)
 {
     return kind == FLOAT16 ? widen_half(at) : kind == INT8 ? widen_byte(at) : load(at);
 }
+
+INLINE wide wide_input(const float *from, int64_t left)
+{
+    (void)left;
+    return load(from);
+}
+
+INLINE wide wide_multiply_add(wide a, wide b, wide c) { return multiply_add(a, b, c); }
+
+INLINE float wide_sum(wide v) { return sum(v); }
+
+#endif
+
+/* How many inputs of an output stand together in a panel. */
+int64_t panel_width(void) { return WIDE; }
 
 struct product {
     const float *x; /* [rows, x_stride] */
@@ -34,33 +100,33 @@ INLINE void put(const struct linear *w, const struct product *p, int64_t row, in
 /* Up to 6 rows by the outputs of a panel: 12 sums fit into the registers. */
 INLINE void tile(const int rows, enum kind kind, const struct linear *w, int64_t first, const struct product *p, int64_t row)
 {
-    const int64_t width = w->inputs, stride = p->x_stride;
+    const int64_t width = w->inputs, padded = (width + WIDE - 1) / WIDE * WIDE, stride = p->x_stride;
     const float *x = p->x + row * stride;
-    const char *panel = (const char *)w->weight + first * width * bytes_of(kind);
-    v8 sums[6][PANEL];
+    const char *panel = (const char *)w->weight + first * padded * bytes_of(kind);
+    wide sums[6][PANEL];
 #pragma GCC unroll 8
     for (int m = 0; m < rows; m++)
 #pragma GCC unroll 8
         for (int n = 0; n < PANEL; n++)
-            sums[m][n] = (v8){0};
-    for (int64_t i = 0; i < width; i += LANES) {
+            sums[m][n] = (wide){0};
+    for (int64_t i = 0; i < width; i += WIDE) {
         const char *at = panel + i * PANEL * bytes_of(kind);
         __builtin_prefetch(at + AHEAD);
-        v8 weights[PANEL];
+        wide weights[PANEL];
 #pragma GCC unroll 8
         for (int n = 0; n < PANEL; n++)
-            weights[n] = weight_at(kind, at + n * LANES * bytes_of(kind));
+            weights[n] = wide_weight(kind, at + n * WIDE * bytes_of(kind));
 #pragma GCC unroll 8
         for (int m = 0; m < rows; m++) {
-            v8 inputs = load(x + m * stride + i);
+            wide inputs = wide_input(x + m * stride + i, width - i);
 #pragma GCC unroll 8
             for (int n = 0; n < PANEL; n++)
-                sums[m][n] = multiply_add(weights[n], inputs, sums[m][n]);
+                sums[m][n] = wide_multiply_add(weights[n], inputs, sums[m][n]);
         }
     }
     for (int m = 0; m < rows; m++)
         for (int n = 0; n < PANEL && first + n < w->outputs; n++) {
-            float value = sum(sums[m][n]);
+            float value = wide_sum(sums[m][n]);
             put(w, p, row + m, first + n, kind == INT8 ? value * w->scale[first + n] : value);
         }
 }

@@ -5,7 +5,7 @@
 enum kind { FLOAT32, FLOAT16, INT8, INT4 };
 
 struct linear {
-    const void *weight; /* [outputs / 2, inputs / 8, 2, 8] of kind; INT4: blocks [outputs / 8, inputs / 32] */
+    const void *weight; /* panels, see linear.h, of kind; INT4: blocks [outputs / 8, inputs / 32] */
     const float *scale; /* [outputs], INT8 only */
     const float *bias;  /* [outputs] or NULL */
     int64_t outputs, inputs;

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from adaspec.decoding.native.library import FLOAT16, FLOAT32, INT4, INT8, Layer, Linear, library
 
 KINDS = {"float32": FLOAT32, "fp16": FLOAT16, "int8": INT8, "int4": INT4}
-LANES, PANEL = 8, 2  # numbers computed at once; outputs that are stored together
+LANES, PANEL = 8, 2  # what widths are multiples of; outputs that are stored together
 GROUP, OUTPUTS, BLOCK_BYTES = 32, 8, 160  # of a block of int4: inputs that share a scale, outputs, size
 _DTYPES = {FLOAT32: torch.float32, FLOAT16: torch.float16, INT8: torch.int8}
 
@@ -52,8 +52,9 @@ class Weights:
         if self._kind == INT8:
             steps = (weight.float().abs().amax(1) / 127).clamp_min(1e-30)
             weight, scale = (weight.float() / steps[:, None]).round(), self.floats(steps)
-        weight = F.pad(weight, (0, 0, 0, -outputs % PANEL)).to(_DTYPES[self._kind])
-        panels = weight.view(-1, PANEL, inputs // LANES, LANES).transpose(1, 2)  # [outputs / 2, inputs / 8, 2, 8]
+        width = library().panel_width()
+        weight = F.pad(weight, (0, -inputs % width, 0, -outputs % PANEL)).to(_DTYPES[self._kind])
+        panels = weight.view(-1, PANEL, weight.shape[1] // width, width).transpose(1, 2)
         return Linear(self._address(panels), scale, offset, outputs, inputs, self._kind)
 
     def layer(self, projections: Sequence[nn.Linear], norms: Sequence[nn.Module | None]) -> Layer:
