@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.model import Model, check_precision, load_module, rollback_obstacle
 from adaspec.decoding.native.decoder import obstacle
 from adaspec.decoding.native.library import CompileError, library
-from adaspec.decoding.native.model import NativeModel
+from adaspec.decoding.native.model import NativeCopy, NativeModel
 from adaspec.decoding.native.weights import KINDS
 from adaspec.decoding.packed import PRECISIONS, pack
 
@@ -38,6 +39,7 @@ def load_model(
     runner: str = "auto",
     trust_remote_code: bool = False,
     vocab_size: int | None = None,
+    target: LanguageModel | None = None,
     tell: Callable[[str, float | None], None] = lambda what, share: None,
 ) -> Model:
     """Loads a causal LM that can be rolled back.
@@ -51,6 +53,7 @@ def load_model(
             can, and ``Model.runner`` tells which it is and why.
         trust_remote_code: run code that comes with the weights.
         vocab_size: as for ``Model``.
+        target: the model of the same weights that it will draft for; its cache is shared where both are native.
         tell: is told of the compilation, which takes seconds, once per machine.
 
     Raises:
@@ -70,6 +73,8 @@ def load_model(
         except CompileError as error:
             reason = str(error)
     if reason is None:
+        if isinstance(target, NativeModel):
+            return NativeCopy(name, module, precision, target, vocab_size)
         return NativeModel(name, module, precision, vocab_size)
     if runner == "native" or precision not in PRECISIONS:
         raise ValueError(f"{name}: the native runner cannot compute it: {reason}")
