@@ -36,6 +36,7 @@ class FeatureReader(Drafter):
         super().__init__()
         self.name = name
         self.layers = layers
+        self.acceptance: tuple[float, ...] = ()  # by position on held-out text, where its folder tells
         self._vocab_size, self._token_map = vocab_size, token_map
         self._verifier: LanguageModel | None = None
         self._lengths = torch.zeros(0, dtype=torch.long)  # [B] entries that come from the verifier's states
