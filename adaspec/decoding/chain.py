@@ -13,9 +13,10 @@ from torch import Tensor
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.clock import WallClock
 from adaspec.decoding.drafter import Batch, Drafter, EdgeTally, ModelDrafter, Stage, Verdict
+from adaspec.decoding.feature import FeatureReader
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.lookup import LookupDrafter
-from adaspec.decoding.sampling import Processor, Sampler, SamplingParams
+from adaspec.decoding.sampling import GREEDY, Processor, Sampler, SamplingParams
 from adaspec.decoding.shadow import Shadow, overhear
 from adaspec.decoding.shield import Report, Shield
 from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
@@ -314,11 +315,15 @@ class Chain:
     def profile(self, shapes: Mapping[str, Iterable[int]], *, batch_size: int = 1, repeats: int = 3) -> list[Pass]:
         """Times the passes of the given models and query lengths on a short made-up text; the median of ``repeats``.
 
-        A drafter that runs models stands for the last of them. Ends the batch that is being decoded.
+        A drafter that runs models stands for the last of them; one that reads a model's features is timed as it drafts.
+        Ends the batch that is being decoded.
         """
         measured = []
         for name, lengths in shapes.items():
             member = self.members[name]
+            if isinstance(member, FeatureReader) and member.verifier is not None:
+                measured.append(self._time_steps(member, member.verifier, batch_size, repeats))
+                continue
             model = next(reversed(member.models), None) if isinstance(member, Drafter) else member
             if model is not None and not model.rollback_obstacle:
                 passes = [self._time(model, length, batch_size, repeats) for length in sorted(lengths)]
@@ -326,10 +331,7 @@ class Chain:
         return measured
 
     def _time(self, model: LanguageModel, query_len: int, batch_size: int, repeats: int) -> Pass:
-        context = max(1, min(PROFILE_CONTEXT, self.capacity - query_len))
-        buffer = TokenBuffer(batch_size, context + query_len, model.device)
-        buffer.tokens[:] = torch.arange(buffer.tokens.shape[1]) % model.vocab_size
-        start = torch.full((batch_size,), context, device=model.device)
+        buffer, start = self._made_up(model, query_len, batch_size)
         buffer.lengths = start + query_len
         active = torch.ones(batch_size, dtype=torch.bool, device=model.device)
         model.start(batch_size, buffer.capacity)
@@ -338,7 +340,29 @@ class Chain:
             model.rollback(start)
             model.logits(buffer, start, query_len, active)
         seconds = statistics.median(each.seconds for each in self._clock.drain()[0])
-        return Pass(model.name, query_len, batch_size, context, seconds)
+        return Pass(model.name, query_len, batch_size, int(start[0]), seconds)
+
+    def _time_steps(self, drafter: FeatureReader, verifier: LanguageModel, batch_size: int, repeats: int) -> Pass:
+        """The step of a drafter from its own states; each draft has one that catches up before it."""
+        buffer, start = self._made_up(verifier, 2, batch_size)
+        ends = torch.full((batch_size, 0), -1, device=verifier.device)
+        batch = Batch(buffer, Sampler([GREEDY] * batch_size, verifier.device), ends, start)
+        for member in (verifier, drafter):
+            member.start(batch_size, buffer.capacity)
+        for _ in range(repeats + 1):
+            buffer.truncate(start)
+            drafter.rollback(start - 1)
+            drafter.propose(batch, torch.full_like(start, 2))
+        passes = [each for each in self._clock.drain()[0] if each.model == drafter.name]
+        seconds = statistics.median(each.seconds for each in passes[3::2])  # behind the first draft, which warms up
+        return Pass(drafter.name, 1, batch_size, int(start[0]), seconds)
+
+    def _made_up(self, model: LanguageModel, more: int, batch_size: int) -> tuple[TokenBuffer, Tensor]:
+        """A text for ``more`` tokens behind some context, and the context's length [B]."""
+        context = max(1, min(PROFILE_CONTEXT, self.capacity - more))
+        buffer = TokenBuffer(batch_size, context + more, model.device)
+        buffer.tokens[:] = torch.arange(buffer.tokens.shape[1]) % model.vocab_size
+        return buffer, torch.full((batch_size,), context, device=model.device)
 
 
 def _logprobs(verdict: Verdict) -> list[list[float]]:

@@ -41,6 +41,11 @@ class FeatureReader(Drafter):
         self._verifier: LanguageModel | None = None
         self._lengths = torch.zeros(0, dtype=torch.long)  # [B] entries that come from the verifier's states
 
+    @property
+    def verifier(self) -> LanguageModel | None:
+        """The model whose features it reads, once it is attached."""
+        return self._verifier
+
     @abstractmethod
     def _step(self, tokens: Tensor, states: Tensor, slots: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         """One pass over tokens [B, q] and states [B, q, size] at ``slots`` [B, q].

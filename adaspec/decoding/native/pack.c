@@ -13,21 +13,26 @@ static float rounded(float value, uint16_t *stored)
     return (float)half;
 }
 
-static int code_of(float weight, float scale, float minimum)
+/* The codes of eight weights, 0 .. 15. */
+INLINE v8 codes_of(const float *weights, float scale, float minimum)
 {
-    float code = rintf((weight - minimum) / scale);
-    return code < 0.0f ? 0 : code > 15.0f ? 15 : (int)code;
+    v8 most = (v8){0} + 15.0f;
+    v8 code = (load(weights) - minimum) / scale + 12582912.0f - 12582912.0f; /* 1.5 * 2^23: rounds to an integer */
+    code = (v8)((i8)code & (code > 0.0f));
+    i8 above = code > most;
+    return (v8)(((i8)code & ~above) | ((i8)most & above));
 }
 
 static void consider(const float *weights, float scale, float minimum, struct choice *best)
 {
     uint16_t ignored;
     struct choice tried = {0.0f, rounded(fmaxf(scale, 1e-7f), &ignored), rounded(minimum, &ignored)};
-    for (int i = 0; i < GROUP; i++) {
-        float code = (weights[i] - tried.minimum) / tried.scale + 12582912.0f - 12582912.0f;
-        float difference = fminf(fmaxf(code, 0.0f), 15.0f) * tried.scale + tried.minimum - weights[i];
-        tried.error += difference * difference;
+    v8 errors = {0};
+    for (int i = 0; i < GROUP; i += LANES) {
+        v8 difference = codes_of(weights + i, tried.scale, tried.minimum) * tried.scale + tried.minimum - load(weights + i);
+        errors += difference * difference;
     }
+    tried.error = sum(errors);
     if (tried.error < best->error)
         *best = tried;
 }
@@ -65,9 +70,10 @@ void int4_pack(const float *weight, int64_t outputs, int64_t inputs, struct bloc
             struct choice best = choose(weights);
             rounded(best.scale, blocks[at].scale + n);
             rounded(best.minimum, blocks[at].minimum + n);
-            for (int i = 0; i < GROUP; i++)
-                blocks[at].codes[i / STEP / 2][n][i % STEP] |=
-                    (uint8_t)(code_of(weights[i], best.scale, best.minimum) << i / STEP % 2 * 4);
+            for (int i = 0; i < GROUP; i++) {
+                int code = (int)codes_of(weights + i / LANES * LANES, best.scale, best.minimum)[i % LANES];
+                blocks[at].codes[i / STEP / 2][n][i % STEP] |= (uint8_t)(code << i / STEP % 2 * 4);
+            }
         }
     }
 }
