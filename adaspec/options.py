@@ -35,7 +35,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--precision",
         default="fp16",
-        help="of the weights: float32, fp16, int8, stock (torch's own layers) (default: %(default)s)",
+        help="of the weights: float32, fp16, int8, int4, stock (torch's own layers) (default: %(default)s)",
     )
     group.add_argument("--device", default="cpu", help="cpu, cuda, ... (default: %(default)s)")
     group.add_argument(

@@ -12,7 +12,7 @@ from adaspec.decoding.feature_load import is_feature_drafter
 from adaspec.decoding.load import check_runner
 from adaspec.decoding.lookup import check_ngrams
 from adaspec.decoding.model import check_precision
-from adaspec.decoding.packed import PRECISIONS
+from adaspec.decoding.packed import CPU_PRECISIONS
 from adaspec.plan import Plan, PlanSpace
 
 DEFAULT_TARGET = "smollm2-135m"
@@ -62,13 +62,13 @@ class DrafterSpec:
             return prefix
         if is_feature_drafter(self.source):
             return "feature"
-        return "precision" if self.source in PRECISIONS else "model"
+        return "precision" if self.source in CPU_PRECISIONS else "model"
 
     @property
     def precision(self) -> str | None:
         """The precision of its weights; None: the target's."""
         prefix = self.source.partition(":")[0]
-        return prefix if prefix in PRECISIONS else None
+        return prefix if prefix in CPU_PRECISIONS else None
 
     @property
     def can_verify(self) -> bool:

@@ -40,7 +40,7 @@ from adaspec.plan import Plan
 from adaspec.setup import Setup
 
 QUERY_LENS = (1, 2, 3, 5, 9)
-PRECISIONS = ("fp16", "int8", "float32")
+PRECISIONS = ("fp16", "int8", "int4", "float32")
 CONTEXT = 128  # cached tokens while passes are timed
 PASSES = 15
 STREAM_BYTES = 1 << 29

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,15 +12,15 @@ from torch import Tensor
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.clock import WallClock
 from adaspec.decoding.drafter import Batch, Drafter, EdgeTally, ModelDrafter, Stage, Verdict
+from adaspec.decoding.feature import FeatureReader
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.lookup import LookupDrafter
+from adaspec.decoding.profiling import Profiler
 from adaspec.decoding.sampling import Processor, Sampler, SamplingParams
 from adaspec.decoding.shadow import Shadow, overhear
 from adaspec.decoding.shield import Report, Shield
 from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import LACKING, Context, Plan
-
-PROFILE_CONTEXT = 32  # tokens in the cache while passes are timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,30 +350,19 @@ class Chain:
     def profile(self, shapes: Mapping[str, Iterable[int]], *, batch_size: int = 1, repeats: int = 3) -> list[Pass]:
         """Times the passes of the given models and query lengths on a short made-up text; the median of ``repeats``.
 
-        Ends the batch that is being decoded.
+        A drafter that reads a model's features is timed as it drafts. Ends the batch that is being decoded.
         """
-        measured = []
+        profiler, measured = Profiler(self._clock, self.capacity, batch_size, repeats), []
         for name, lengths in shapes.items():
+            member = self.members[name]
+            if isinstance(member, FeatureReader) and member.verifier is not None:
+                measured.append(profiler.step(member, member.verifier))
+                continue
             model = self._model(name)
             if model is not None:
-                passes = [self._time(model, length, batch_size, repeats) for length in sorted(lengths)]
+                passes = [profiler.forward(model, length) for length in sorted(lengths)]
                 measured += [replace(each, model=name) for each in passes]
         return measured
-
-    def _time(self, model: LanguageModel, query_len: int, batch_size: int, repeats: int) -> Pass:
-        context = max(1, min(PROFILE_CONTEXT, self.capacity - query_len))
-        buffer = TokenBuffer(batch_size, context + query_len, model.device)
-        buffer.tokens[:] = torch.arange(buffer.tokens.shape[1]) % model.vocab_size
-        start = torch.full((batch_size,), context, device=model.device)
-        buffer.lengths = start + query_len
-        active = torch.ones(batch_size, dtype=torch.bool, device=model.device)
-        model.start(batch_size, buffer.capacity)
-        model.catch_up(buffer, start)
-        for _ in range(repeats):
-            model.rollback(start)
-            model.logits(buffer, start, query_len, active)
-        seconds = statistics.median(each.seconds for each in self._clock.drain()[0])
-        return Pass(model.name, query_len, batch_size, context, seconds)
 
 
 def _scores(verdict: Verdict, counts: Sequence[int], top: int) -> list[list[Score]]:

@@ -36,9 +36,15 @@ class FeatureReader(Drafter):
         super().__init__()
         self.name = name
         self.layers = layers
+        self.acceptance: tuple[float, ...] = ()  # by position on held-out text, where its folder tells
         self._vocab_size, self._token_map = vocab_size, token_map
         self._verifier: LanguageModel | None = None
         self._lengths = torch.zeros(0, dtype=torch.long)  # [B] entries that come from the verifier's states
+
+    @property
+    def verifier(self) -> LanguageModel | None:
+        """The model whose features it reads, once it is attached."""
+        return self._verifier
 
     @abstractmethod
     def _step(self, tokens: Tensor, states: Tensor, slots: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:

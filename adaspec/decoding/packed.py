@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 PRECISIONS = ("stock", "float32", "fp16", "int8")
+CPU_PRECISIONS = (*PRECISIONS, "int4")  # int4 is computed in C alone, see ``native``
 
 
 class Float32Linear(nn.Module):

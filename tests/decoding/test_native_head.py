@@ -148,3 +148,13 @@ def test_without_a_compiler_torch_drafts(folder, monkeypatch):
 
     monkeypatch.setattr(feature_load, "library", fails)
     assert isinstance(load_feature_drafter("head", folder, Model("target", tiny("llama"))), FeatureDrafter)
+
+
+@pytest.mark.parametrize("make", [toy_head, native_head], ids=["torch", "C"])
+def test_its_step_is_timed_at_the_start(make):
+    chain = seeing_chain(head=make())
+    assert chain.profile({"head": [1]}) == []  # nothing to read yet
+    chain.prepare([Plan.parse("target/head:3")])
+    (timed,) = chain.profile({"head": [1]}, batch_size=2)
+    assert (timed.model, timed.query_len, timed.batch_size) == ("head", 1, 2)
+    assert timed.seconds > 0.0

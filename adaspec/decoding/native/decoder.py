@@ -50,7 +50,7 @@ class NativeDecoder(NativeStack):
 
     Args:
         module: one for which ``obstacle`` is None, with floating weights on the CPU.
-        precision: of the linear weights, one of ``KINDS``; all sums are float32.
+        precision: of the linear weights, one of ``KINDS``.
     """
 
     def __init__(self, module: Any, precision: str) -> None:

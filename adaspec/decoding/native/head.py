@@ -43,7 +43,7 @@ class NativeHead(NativeStack):
         embedding: [V, hidden], float32.
         head: [D, hidden].
         token_map: [D] the token of each logit.
-        precision: of the linear weights, one of ``KINDS``; all sums are float32.
+        precision: of the linear weights, one of ``KINDS``.
     """
 
     def __init__(self, net: FeatureNet, embedding: Tensor, head: Tensor, token_map: Tensor, precision: str) -> None:

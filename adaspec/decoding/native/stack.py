@@ -103,6 +103,13 @@ class NativeStack:
             for layer, (keys, values) in zip(self._layers, self._cache):
                 layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
 
+    def share(self, other: NativeStack) -> None:
+        """Uses the cache of ``other``, which has layers of the same sizes, as it is now."""
+        self._cache = other._cache
+        self._decoder.slots = other._decoder.slots
+        for layer, theirs in zip(self._layers, other._layers, strict=True):
+            layer.keys, layer.values = theirs.keys, theirs.values
+
     def run(
         self,
         x: Tensor,

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adaspec.decoding.native.library import FLOAT16, FLOAT32, INT8, Layer, Linear
+from adaspec.decoding.native.library import FLOAT16, FLOAT32, INT4, INT8, Layer, Linear, library
 
-KINDS = {"float32": FLOAT32, "fp16": FLOAT16, "int8": INT8}
-LANES, PANEL = 8, 2  # numbers computed at once; outputs that are stored together
+KINDS = {"float32": FLOAT32, "fp16": FLOAT16, "int8": INT8, "int4": INT4}
+LANES, PANEL = 8, 2  # what widths are multiples of; outputs that are stored together
+GROUP, OUTPUTS, BLOCK_BYTES = 32, 8, 160  # of a block of int4: inputs that share a scale, outputs, size
 _DTYPES = {FLOAT32: torch.float32, FLOAT16: torch.float16, INT8: torch.int8}
 
 
@@ -45,12 +46,15 @@ class Weights:
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """A weight [outputs, inputs] and a bias [outputs]."""
         (outputs, inputs), scale = weight.shape, None
+        offset = None if bias is None else self.floats(bias)
+        if self._kind == INT4:
+            return Linear(self._address(_blocks(weight)), None, offset, outputs, inputs, INT4)
         if self._kind == INT8:
             steps = (weight.float().abs().amax(1) / 127).clamp_min(1e-30)
             weight, scale = (weight.float() / steps[:, None]).round(), self.floats(steps)
-        weight = F.pad(weight, (0, 0, 0, -outputs % PANEL)).to(_DTYPES[self._kind])
-        panels = weight.view(-1, PANEL, inputs // LANES, LANES).transpose(1, 2)  # [outputs / 2, inputs / 8, 2, 8]
-        offset = None if bias is None else self.floats(bias)
+        width = library().panel_width()
+        weight = F.pad(weight, (0, -inputs % width, 0, -outputs % PANEL)).to(_DTYPES[self._kind])
+        panels = weight.view(-1, PANEL, weight.shape[1] // width, width).transpose(1, 2)
         return Linear(self._address(panels), scale, offset, outputs, inputs, self._kind)
 
     def layer(self, projections: Sequence[nn.Linear], norms: Sequence[nn.Module | None]) -> Layer:
@@ -71,3 +75,12 @@ class Weights:
         held = values.contiguous()
         self._held.append(held)
         return held.data_ptr()
+
+
+def _blocks(weight: Tensor) -> Tensor:
+    """A weight [outputs, inputs] as ``struct block`` of ``int4.h``, [outputs / 8, inputs / 32, bytes]."""
+    given = weight.float().contiguous()
+    outputs, inputs = given.shape
+    blocks = torch.empty(-(-outputs // OUTPUTS), -(-inputs // GROUP), BLOCK_BYTES, dtype=torch.uint8)
+    library().int4_pack(given.data_ptr(), outputs, inputs, blocks.data_ptr())
+    return blocks
