@@ -237,8 +237,10 @@ def soak(
             spent = time.monotonic() - began
             for fault in faults:
                 fault.on = 0.25 * length < spent < 0.25 * length + min(60.0, 0.25 * length)
-            load = "1 client" if pause() else f"{clients} clients"
-            watch.look(spent, f"{load}, a drafter fails" if any(fault.on for fault in faults) else load)
+            phase = f"{clients} clients"
+            if pause():
+                phase = "1 client" if sum(service.engine.load()) <= 1 else f"{phase} stop asking"
+            watch.look(spent, f"{phase}, a drafter fails" if any(fault.on for fault in faults) else phase)
             time.sleep(0.2)
         for run in runs:
             run.result()
