@@ -11,6 +11,7 @@ smaller model of the same tokenizer. Ends with 1 when a text differs from that o
 import argparse
 import sys
 import time
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList, TextStreamer
@@ -68,7 +69,9 @@ def main():
     tokenizer = load_tokenizer(folder)
     tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.pad_token or tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    drafters = {name.partition(".gguf")[0]: drafter(name, arguments.model, dtype) for name in arguments.drafters}
+    drafters = {
+        Path(name).name.removesuffix(".gguf"): drafter(name, arguments.model, dtype) for name in arguments.drafters
+    }
     speculation = Speculation(model, drafters)
 
     options = {"max_new_tokens": arguments.tokens, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}

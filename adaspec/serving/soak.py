@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import httpx
@@ -236,8 +237,10 @@ def soak(
             spent = time.monotonic() - began
             for fault in faults:
                 fault.on = 0.25 * length < spent < 0.25 * length + min(60.0, 0.25 * length)
-            load = "1 client" if pause() else f"{clients} clients"
-            watch.look(spent, f"{load}, a drafter fails" if any(fault.on for fault in faults) else load)
+            phase = f"{clients} clients"
+            if pause():
+                phase = "1 client" if sum(service.engine.load()) <= 1 else f"{phase} stop asking"
+            watch.look(spent, f"{phase}, a drafter fails" if any(fault.on for fault in faults) else phase)
             time.sleep(0.2)
         for run in runs:
             run.result()
@@ -349,8 +352,7 @@ class _Plainly:
 
 def _summary(tally: Tally, watch: Watch, metrics: str, minutes: float, clients: int) -> dict[str, Any]:
     latencies = sorted(tally.latencies)
-    settled = [mb for spent, mb in watch.memory if spent > 0.2 * watch.memory[-1][0]] or [0.0]
-    third = max(len(settled) // 3, 1)
+    settled = watch.memory[len(watch.memory) // 5 :]  # by then every cache has met its longest request
     quiet, busy = watch.phases.get("1 client"), watch.phases.get(f"{clients} clients")
     lost, garbled = tally.ended["lost"], tally.ended["garbled"]
     return {
@@ -364,9 +366,10 @@ def _summary(tally: Tally, watch: Watch, metrics: str, minutes: float, clients: 
         "faults": tally.faults[:10],
         "latency_seconds": {name: _quantile(latencies, share) for name, share in (("p50", 0.5), ("p99", 0.99))},
         "memory_mb": {
-            "first_third": round(sum(settled[:third]) / third, 1),
-            "last_third": round(sum(settled[-third:]) / third, 1),
-            "most": round(max(settled), 1),
+            "after_a_fifth": round(settled[0][1], 1),
+            "end": round(settled[-1][1], 1),
+            "most": round(max(mb for _, mb in settled), 1),
+            "growth_per_minute": round(60.0 * linear_regression(*zip(*settled)).slope, 2),
         },
         "benched_from_to": [round(watch.benched[0], 1), round(watch.benched[-1], 1)] if watch.benched else None,
         "by_phase": {phase: mix.told() for phase, mix in watch.phases.items()},
