@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -115,6 +116,14 @@ def test_tracks_hold_every_round_of_the_adaptive_method(folder: Path, whole: gro
     own = [one for one in lines(folder, "rounds.jsonl") if one["method"] == "thompson"]
     assert list(map(str, track.plans)) == [one["plan"] for one in sorted(own, key=lambda one: one["round"])]
     assert len(track.begins) == 6
+
+
+def test_one_plan_is_fixed_only_if_nothing_else_could_have_come(whole: groups.Group) -> None:
+    own = [one for one in whole.rounds if one.method == "fixed-d4"]
+    assert list(measures.fixed_methods(own)) == ["fixed-d4"]
+    chance = replace(own[0], decision=replace(own[0].decision, propensity=0.5))
+    assert measures.fixed_methods([chance, *own[1:]]) == {}
+    assert measures.adaptive_methods([chance, *own[1:]]) == ["fixed-d4"]
 
 
 def test_measured_is_a_ratio_of_sums_with_an_interval_that_holds_it(folder: Path, whole: groups.Group) -> None:
