@@ -212,11 +212,13 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("line", [*BROKEN, "seconds", "plan"])
+@pytest.mark.parametrize("line", [*BROKEN, "seconds", "plan", "edges"])
 def test_a_broken_line_is_named_by_its_number(folder: Path, tmp_path: Path, capsys, line: str) -> None:
     other = copy(folder, tmp_path / "broken")
     good = (other / "rounds.jsonl").read_text().splitlines()
-    bad = json.dumps(json.loads(good[1]) | {line: -1.0}) if line in ("seconds", "plan") else line
+    edge = {"verifier": "t", "drafter": "d", "reached": [1], "offered": [1], "accepted": [2]}
+    wrong = {"seconds": -1.0, "plan": -1.0, "edges": [edge]}
+    bad = json.dumps(json.loads(good[1]) | {line: wrong[line]}) if line in wrong else line
     (other / "rounds.jsonl").write_text("\n".join([good[0], bad, *good[2:]]) + "\n")
     assert main(["report", str(other)]) == 2
     told = capsys.readouterr().err.splitlines()
