@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -117,6 +118,14 @@ def test_tracks_hold_every_round_of_the_adaptive_method(folder: Path, whole: gro
     assert len(track.begins) == 6
 
 
+def test_one_plan_is_fixed_only_if_nothing_else_could_have_come(whole: groups.Group) -> None:
+    own = [one for one in whole.rounds if one.method == "fixed-d4"]
+    assert list(measures.fixed_methods(own)) == ["fixed-d4"]
+    chance = replace(own[0], decision=replace(own[0].decision, propensity=0.5))
+    assert measures.fixed_methods([chance, *own[1:]]) == {}
+    assert measures.adaptive_methods([chance, *own[1:]]) == ["fixed-d4"]
+
+
 def test_measured_is_a_ratio_of_sums_with_an_interval_that_holds_it(folder: Path, whole: groups.Group) -> None:
     uses = measures.plan_uses(whole)
     assert sum(use.share for use in uses) == pytest.approx(1.0)
@@ -203,11 +212,13 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("line", [*BROKEN, "seconds", "plan"])
+@pytest.mark.parametrize("line", [*BROKEN, "seconds", "plan", "edges"])
 def test_a_broken_line_is_named_by_its_number(folder: Path, tmp_path: Path, capsys, line: str) -> None:
     other = copy(folder, tmp_path / "broken")
     good = (other / "rounds.jsonl").read_text().splitlines()
-    bad = json.dumps(json.loads(good[1]) | {line: -1.0}) if line in ("seconds", "plan") else line
+    edge = {"verifier": "t", "drafter": "d", "reached": [1], "offered": [1], "accepted": [2]}
+    wrong = {"seconds": -1.0, "plan": -1.0, "edges": [edge]}
+    bad = json.dumps(json.loads(good[1]) | {line: wrong[line]}) if line in wrong else line
     (other / "rounds.jsonl").write_text("\n".join([good[0], bad, *good[2:]]) + "\n")
     assert main(["report", str(other)]) == 2
     told = capsys.readouterr().err.splitlines()

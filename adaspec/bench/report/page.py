@@ -107,4 +107,6 @@ def _joined(*parts: str) -> str:
 def _machine(summary: Mapping[str, Any] | None) -> str:
     """What a summary says of its machine, as one line."""
     told = (summary or {}).get("machine") or {}
-    return ", ".join(f"{key} {value}" for key, value in told.items()) if isinstance(told, Mapping) else str(told)
+    if not isinstance(told, Mapping):
+        return str(told)
+    return ", ".join(f"{key} {value}".replace("_", " ") for key, value in told.items())

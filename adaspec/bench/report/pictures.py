@@ -81,6 +81,7 @@ def _spread(one: Speedup) -> str:
 
 
 def timeline(group: Group) -> Picture:
+    """The plans of every round, by ``measures.tracks``."""
     found = measures.tracks(group)
     how = "A bar where a plan was played, coloured by the depth of the chain; thin lines are where an answer begins."
     if len(found) > figures.PANELS:
@@ -107,6 +108,7 @@ def _answers(track: Track) -> Iterator[tuple[str, ...]]:
 
 
 def forecasts(group: Group) -> Picture:
+    """What was forecast and what was measured, by ``measures.plan_uses``."""
     found = measures.plan_uses(group)
     how = (
         "Tokens per second of decoding: what was forecast when a plan was chosen (mean over its rounds) and what its "
@@ -142,6 +144,7 @@ def _number(value: float | None) -> str:
 
 
 def acceptance(group: Group) -> Picture:
+    """Acceptance at every position, by ``measures.acceptance``."""
     found = measures.acceptance(group)
     how = (
         "How often the token at each position of the window was accepted, given that all before it were; over all "
@@ -172,6 +175,7 @@ def _position(one: Position) -> tuple[str, ...]:
 
 
 def passes(group: Group) -> Picture:
+    """Passes and their fit, by ``measures.pass_times``; ValueError for a state that is none of a controller."""
     believed = measures.cost_model(group)
     found = measures.pass_times(group, believed[0]) if believed else []
     how = (
@@ -207,6 +211,7 @@ def _ends(found: Sequence[PassTime]) -> list[PassTime]:
 
 
 def regret(group: Group) -> Picture:
+    """Seconds lost, by ``regret.regrets``, and which plan they are held against."""
     found, told = [], []
     for run in group.runs:
         best = best_fixed(run)

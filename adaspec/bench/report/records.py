@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from adaspec.acceptance import check_edge
 from adaspec.outcome import Decision, EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import Context, Plan
 
@@ -184,9 +185,11 @@ def _round(record: Mapping[str, Any]) -> Round:
 
 def _edge(record: Mapping[str, Any]) -> EdgeOutcome:
     reached, offered, accepted = (_counts(record[name]) for name in ("reached", "offered", "accepted"))
-    if not len(reached) == len(offered) == len(accepted):
-        raise ValueError("an edge counts every position as reached, offered and accepted")
-    return EdgeOutcome(str(record["verifier"]), str(record["drafter"]), reached, offered, accepted)
+    found = EdgeOutcome(str(record["verifier"]), str(record["drafter"]), reached, offered, accepted)
+    check_edge(found)
+    if len(offered) != len(reached):
+        raise ValueError(f"per position, one count of offered tokens; got {offered} of {reached}")
+    return found
 
 
 def _counts(values: Iterable[Any]) -> tuple[int, ...]:

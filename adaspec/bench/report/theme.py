@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 INK, FAINT, PAPER = "#1b2127", "#68727c", "#ffffff"
 SERIES = ("#0a6cad", "#b84a00", "#00785a", "#a04079", "#856500", "#515c66")
-MARKERS = ("o", "s", "D", "^", "v", "P")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")  # one more than colours, so that no pair of both comes twice soon
 DARK = {
     INK: "#e6eaee",
     FAINT: "#98a3ae",
@@ -78,10 +78,12 @@ def figure(width: float, height: float) -> Figure:
 
 
 def color(number: int) -> str:
+    """Of a series, in its light form."""
     return SERIES[number % len(SERIES)]
 
 
 def marker(number: int) -> str:
+    """Of a series."""
     return MARKERS[number % len(MARKERS)]
 
 
