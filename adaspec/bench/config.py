@@ -50,9 +50,9 @@ def names(group: str, command: str | None = None) -> list[str]:
 
 
 def summary(group: str, name: str) -> str:
-    """The first comment of a choice: what it is, or for an experiment its command."""
+    """What a choice is, from its comments; that of an experiment stands behind its command."""
     lines = (folder() / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-    return next(line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @package"))
+    return next(line[2:] for line in lines if line.startswith("# ") and not line.startswith(("# @", "# adaspec ")))
 
 
 def load(group: str, name: str) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def check(overrides: Sequence[str], command: str) -> None:
         if override.startswith("-") or not sign or key.startswith(("hydra", *open_ended)):
             continue
         if key in own:
-            for name in value.split(","):
+            for name in value.split(",") if "(" not in value else ():
                 if name not in (*names(key, command), "null"):
                     raise ValueError(f"{key}={name} is not known{_nearest(name, names(key, command))}")
         elif key not in keys:

@@ -19,8 +19,9 @@ from adaspec.bench.figures import figures, table
 from adaspec.bench.journal import Journal, Line, check_same, machine
 from adaspec.bench.launch import group, launch
 from adaspec.bench.lineup import Asking, asking, assembled, best_plan, check_methods, fits, lineup, questions, setup
-from adaspec.bench.methods import Answer, Method
+from adaspec.bench.methods import Adaptive, Answer, Method
 from adaspec.bench.mirror import Mirror, mirror
+from adaspec.bench.sweep import draws, fixed_words, product_words, read
 from adaspec.bench.workload import Question
 from adaspec.plan import Plan
 
@@ -38,6 +39,12 @@ class Outcome:
     summary: dict[str, Any]
     code: int
 
+    @property
+    def objective(self) -> float | None:
+        """What a search makes large: the speed-up of the first policy."""
+        found: float | None = self.summary.get("objective")
+        return found
+
 
 def main(overrides: Sequence[str]) -> int:
     """Runs the words through Hydra; the exit code.
@@ -46,26 +53,59 @@ def main(overrides: Sequence[str]) -> int:
         ValueError: a word, model, file or disk that does not work, in one line.
         KeyboardInterrupt: when a multirun was interrupted.
     """
-    words = _resumed(overrides)
-    outcomes = launch("bench", words, _run)
-    if len(outcomes) > 1 or any(word in ("-m", "--multirun") for word in words):
-        print(combined(outcomes))
+    files = [word.removeprefix("sweep=") for word in overrides if word.startswith("sweep=")]
+    if files:
+        outcomes = _swept(files[-1], [word for word in overrides if not word.startswith("sweep=")])
+    else:
+        outcomes = launch("bench", _resumed(overrides), _run)
+    if files or any(word in ("-m", "--multirun") for word in overrides):
+        print(combined(outcomes), flush=True)
     return max((outcome.code for outcome in outcomes), default=0)
+
+
+def _swept(file: str, words: Sequence[str]) -> list[Outcome]:
+    """Every trial of a sweep as a run of one multirun; ``words`` go before those of the sweep."""
+    sweep = read(file)
+    fixed = _without(fixed_words(sweep), words)
+    grid = product_words(sweep)
+    if grid is not None:
+        return launch("bench", ["-m", *fixed, *_without(grid, words), *words], _run)
+    outcomes: list[Outcome] = []
+    for number, trial in enumerate(draws(sweep)):
+        place = [f"hydra.sweep.dir={outcomes[0].folder.parent}"] if outcomes else []
+        own = ["-m", *fixed, *_without(trial, words), *words, *place, f"hydra.sweep.subdir={number}"]
+        outcomes += launch("bench", own, _run)
+    return outcomes
+
+
+def _without(words: Sequence[str], later: Sequence[str]) -> list[str]:
+    """``words`` but for those that ``later`` ones say anew."""
+    keys = {_key(word) for word in later}
+    return [word for word in words if _key(word) not in keys]
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]
 
 
 def combined(outcomes: Sequence[Outcome]) -> str:
     """The runs of a multirun as one table and, as the last line, one JSON object."""
     rows: dict[str, Any] = {}
     runs = []
+    common = set.intersection(*(set(outcome.overrides) for outcome in outcomes)) if len(outcomes) > 1 else set()
     for outcome in outcomes:
-        label = " ".join(outcome.overrides)
+        label = " ".join(word for word in outcome.overrides if word not in common)
         methods = outcome.summary.get("methods", {})
         rows |= {f"{label}: {name}": own for name, own in methods.items()}
         brief = {name: {key: own[key] for key in own if key != "kinds"} for name, own in methods.items()}
-        runs.append({"run": str(outcome.folder), "overrides": list(outcome.overrides), "methods": brief})
+        runs.append({"run": _near(outcome.folder), "overrides": list(outcome.overrides), "methods": brief})
     shown = {name: {**own, "kinds": {}} for name, own in rows.items()}
     name = outcomes[0].folder.parent.name if outcomes else None
     return f"\n{table(shown, 'run: method')}\n\n" + json.dumps({"group": name, "runs": runs})
+
+
+def _near(folder: Path) -> str:
+    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
 
 
 def _resumed(overrides: Sequence[str]) -> list[str]:
@@ -77,13 +117,11 @@ def _resumed(overrides: Sequence[str]) -> list[str]:
     found = [word.removeprefix("resume=") for word in overrides if word.startswith("resume=")]
     if not found:
         return list(overrides)
-    file = Path(found[-1]) / ".hydra" / "overrides.yaml"
+    file = Path(found[-1]) / "overrides.yaml"
     if not file.is_file():
-        raise ValueError(f"resume={found[-1]} is no run: it lacks {file.relative_to(found[-1])}")
+        raise ValueError(f"resume={found[-1]} is no run: it lacks {file.name}")
     words = [word for word in overrides if not word.startswith("resume=")]
-    keys = {word.lstrip("+~").partition("=")[0] for word in words}
-    before = [word for word in OmegaConf.load(file) if word.lstrip("+~").partition("=")[0] not in keys]
-    return [*before, *words, f"hydra.run.dir={found[-1]}"]
+    return [*_without(list(OmegaConf.load(file)), words), *words, f"hydra.run.dir={found[-1]}"]
 
 
 def _run(config: DictConfig, out: Path) -> Outcome:
@@ -94,22 +132,25 @@ def _run(config: DictConfig, out: Path) -> Outcome:
     """
     words = tuple(HydraConfig.get().overrides.task)
     try:
-        summary, code = bench(config, out, command("adaspec bench", [shlex.quote(word) for word in words]), group())
+        summary, code = bench(config, out, words, group())
     except OSError as error:
-        kept = f"; what was done is kept, go on with resume={out}" if (out / "prompts.jsonl").is_file() else ""
+        kept = f"; what was done is kept, go on with resume={_near(out)}" if (out / "prompts.jsonl").is_file() else ""
         raise ValueError(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}{kept}") from None
     if code == 130 and group():
         raise KeyboardInterrupt
     return Outcome(out, words, summary, code)
 
 
-def bench(config: DictConfig, out: Path, told: str, multirun: str | None = None) -> tuple[dict[str, Any], int]:
-    """Measures what ``out`` does not hold yet; the summary and the exit code.
+def bench(
+    config: DictConfig, out: Path, words: Sequence[str], multirun: str | None = None
+) -> tuple[dict[str, Any], int]:
+    """Measures what ``out`` does not hold yet; the summary and the exit code. ``words``: what was asked for.
 
     Raises:
         ValueError: a configuration that cannot be measured, in one line.
         OSError: a file that cannot be read or written.
     """
+    told = command("adaspec bench", [shlex.quote(word) for word in words])
     if config.measure == "core":
         from adaspec.bench.core import core  # noqa: PLC0415 - loads every precision
 
@@ -121,27 +162,27 @@ def bench(config: DictConfig, out: Path, told: str, multirun: str | None = None)
     check_methods(config)
     asked = questions(config)
     journal = Journal(out)
-    resolved = _resolved(config, journal)
+    resolved = _resolved(config, words, journal)
     run = _Run.prepare(config, journal, asked)
     mirrored = mirror(config.record, resolved, out, multirun)
+    mirrored.add(journal.prompts, journal.rounds)
     code = 0
     try:
         run.play(mirrored)
     except KeyboardInterrupt:
-        print(f"interrupted: what was done is kept, go on with: adaspec bench resume={out}", file=sys.stderr)
+        print(f"interrupted: what was done is kept, go on with: adaspec bench resume={_near(out)}", file=sys.stderr)
         code = 130
-    finally:
-        summary = run.summary(told)
-        mirrored.finish(summary, out)
+    summary = run.summary(told) | {"mirror_seconds": mirrored.seconds}
     journal.write("summary.json", summary)
     shown = table(summary["methods"])
     (out / "table.md").write_text(shown + "\n", encoding="utf-8")
-    print(f"{shown}\n\n{out}\n{json.dumps(summary)}", flush=True)
+    mirrored.finish(summary, out)
+    print(f"{shown}\n\n{_near(out)}\n{json.dumps(summary)}", flush=True)
     return summary, code
 
 
-def _resolved(config: DictConfig, journal: Journal) -> dict[str, Any]:
-    """The configuration as a dict, kept in the folder; the one that is there must agree."""
+def _resolved(config: DictConfig, words: Sequence[str], journal: Journal) -> dict[str, Any]:
+    """The configuration as a dict, kept in the folder with its words; the one that is there must agree."""
     found = OmegaConf.to_container(config, resolve=True)
     assert isinstance(found, dict)
     path = journal.folder / "config.yaml"
@@ -150,6 +191,7 @@ def _resolved(config: DictConfig, journal: Journal) -> dict[str, Any]:
         assert isinstance(before, dict)
         check_same(before, found)
     OmegaConf.save(OmegaConf.create(found), path)
+    OmegaConf.save(OmegaConf.create(list(words)), journal.folder / "overrides.yaml")
     return {str(key): value for key, value in found.items()}
 
 
@@ -217,7 +259,7 @@ class _Run:
         before: list[tuple[str, str]] = []
         prompts: list[Line] = []
         rounds: list[Line] = []
-        step = self._journal.steps.get(method.name, 0)
+        step = self._journal.steps[method.name]
         for turn, prompt in enumerate(question.turns):
             found = method.answer(self._ask.request(prompt, before, seed=repeat), tag)
             before.append((prompt, self._ask.text(found.tokens)))
@@ -232,11 +274,14 @@ class _Run:
     def summary(self, told: str) -> dict[str, Any]:
         """What the lines of the journal say so far."""
         config = self._config
+        methods = figures(self._journal.prompts, greedy=config.sampling.temperature == 0.0)
+        own = [method for method in self.methods if isinstance(method, Adaptive)]
         return {
             "command": told,
             "machine": machine(config.runner.device),
             "models": {"target": Path(config.models.target).name, "runners": self._ask.assembly.runners},
-            "methods": figures(self._journal.prompts, greedy=config.sampling.temperature == 0.0),
+            "methods": methods,
+            "objective": next((methods[one.name]["speedup"] for one in own if one.name in methods), None),
             "best_fixed_plan": next((str(plan) for plan in self._best), None),
             "sweep": {str(plan): rate for plan, rate in self._best.items()},
             "skipped": self.skipped,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -31,14 +32,11 @@ class Journal:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.prompts = _lines(folder / "prompts.jsonl")
-        done = {unit(line) for line in self.prompts}
-        rounds = [line for line in _lines(folder / "rounds.jsonl") if unit(line) in done]
-        self.done = done
-        self.steps: dict[str, int] = {}  # rounds so far per method
-        for line in rounds:
-            self.steps[line["method"]] = self.steps.get(line["method"], 0) + 1
+        self.done = {unit(line) for line in self.prompts}
+        self.rounds = [line for line in _lines(folder / "rounds.jsonl") if unit(line) in self.done]  # as found
+        self.steps = Counter(line["method"] for line in self.rounds)  # so far
         self._rewrite("prompts.jsonl", self.prompts)
-        self._rewrite("rounds.jsonl", rounds)
+        self._rewrite("rounds.jsonl", self.rounds)
 
     def add(self, prompts: Sequence[Line], rounds: Sequence[Line], state: Mapping[str, Any] | None) -> None:
         """Writes what one unit brought: all of it, or nothing.
@@ -58,7 +56,7 @@ class Journal:
         method = prompts[0]["method"]
         self.prompts += prompts
         self.done.add(unit(prompts[0]))
-        self.steps[method] = self.steps.get(method, 0) + len(rounds)
+        self.steps[method] += len(rounds)
         if state is not None:
             self.write(f"controller-{method}.json", state)
 

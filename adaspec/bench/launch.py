@@ -24,6 +24,8 @@ Result = TypeVar("Result")
 def launch(command: str, overrides: Sequence[str], task: Callable[[DictConfig, Path], Result]) -> list[Result]:
     """Calls ``task`` with the configuration and the folder of each run; its results in order.
 
+    A sweeper that seeks something, such as Optuna's, is told the ``objective`` of a result that has one.
+
     Raises:
         ValueError: a key, choice or value that does not exist or cannot be, in one line; or what ``task`` raises.
         OSError: what ``task`` raises.
@@ -33,19 +35,24 @@ def launch(command: str, overrides: Sequence[str], task: Callable[[DictConfig, P
     results: list[Result] = []
     failures: list[Exception] = []
 
-    def run(config: DictConfig) -> None:
+    def run(config: DictConfig) -> float | None:
         if failures:
-            return
+            return None
         try:
             results.append(task(config, Path(HydraConfig.get().runtime.output_dir)))
         except (ValueError, OSError) as error:  # Hydra would print a page
             failures.append(error)
+            return None
+        found: float | None = getattr(results[-1], "objective", None)
+        return found
 
     with _words(f"adaspec {command}", overrides):
         try:
             hydra.main(config_path=str(folder()), config_name=ROOTS[command][0], version_base="1.3")(run)()
         except (HydraException, OmegaConfBaseException) as error:
             raise ValueError(_reason(error)) from None
+        except OSError as error:
+            raise ValueError(f"cannot write the folder of the run: {error}") from None
     if failures:
         raise failures[0]
     return results

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from transformers import LlamaConfig
 
 from adaspec.assemble import Assembly, Setup, assemble, parse_drafters
@@ -115,7 +115,7 @@ def questions(config: DictConfig) -> list[Question]:
         OSError: a file that cannot be read.
     """
     own = config.workload
-    if "path" in own.read and own._get_node("read")._get_node("path")._is_missing():
+    if OmegaConf.is_missing(own.read, "path"):
         raise ValueError(f"workload={own.name} needs a file: workload.read.path=FILE")
     return choose(build(own.read), own.kinds, own.per_kind, own.limit)
 

@@ -28,7 +28,9 @@ def save_model(folder: Path, *, words: int = 300, config: PreTrainedConfig | Non
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=words, initial_alphabet=alphabet))
+    tokenizer.train_from_iterator(
+        [TEXT], trainers.BpeTrainer(vocab_size=words, initial_alphabet=alphabet, show_progress=False)
+    )
     torch.manual_seed(seed)
     AutoModelForCausalLM.from_config(config or LlamaConfig(**SIZES)).eval().save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)

@@ -140,7 +140,9 @@ def _records(path: str, **fields: tuple[type, ...]) -> Iterator[dict[str, Any]]:
                 continue
             try:
                 record = json.loads(line)
-                ok = all(isinstance(record[name], kinds) and record[name] for name, kinds in fields.items())
+                ok = all(
+                    isinstance(record[name], kinds) and record[name] not in ("", []) for name, kinds in fields.items()
+                )
             except (ValueError, LookupError, TypeError):
                 ok = False
             if not ok:
