@@ -151,18 +151,17 @@ def bench(
         OSError: a file that cannot be read or written.
     """
     told = command("adaspec bench", [shlex.quote(word) for word in words])
-    if config.measure == "core":
-        from adaspec.bench.core import core  # noqa: PLC0415 - loads every precision
-
-        summary = {"command": told, **core(config, out)}
-        print(json.dumps(summary), flush=True)
-        return summary, 0
-    if config.measure != "texts":
-        raise ValueError(f"measure is texts or core, got {config.measure!r}")
     check_methods(config)
     read = questions(config)
     journal = Journal(out)
     resolved = _resolved(config, words, journal)
+    if config.measure == "core":
+        from adaspec.bench.core import core  # noqa: PLC0415 - loads every precision
+
+        summary = {"command": told, **core(config, out)}
+        journal.write("summary.json", summary)
+        print(json.dumps(summary), flush=True)
+        return summary, 0
     run = _Run.prepare(config, journal, read)
     mirrored = mirror(config.record, resolved, out, multirun)
     mirrored.add(journal.prompts, journal.rounds)
@@ -176,8 +175,8 @@ def bench(
     journal.write("summary.json", summary)
     shown = table(summary["methods"])
     (out / "table.md").write_text(shown + "\n", encoding="utf-8")
-    mirrored.finish(summary, out)
     print(f"{shown}\n\n{_near(out)}\n{json.dumps(summary)}", flush=True)
+    mirrored.finish(summary, out)
     return summary, code
 
 

@@ -173,6 +173,8 @@ def check_methods(config: DictConfig) -> None:
     Raises:
         ValueError: no method, or counts that make no sense.
     """
+    if config.measure not in ("texts", "core"):
+        raise ValueError(f"measure is texts or core, got {config.measure!r}")
     if not config.methods:
         raise ValueError("methods is empty: there is nothing to measure")
     if config.repeats < 1 or config.warmups < 0:

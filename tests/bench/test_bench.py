@@ -227,8 +227,8 @@ def test_a_run_goes_on_only_as_it_began_but_may_grow(tmp_path, capsys):
     assert main(words(tmp_path, "methods=[plain]")) == 0
     assert main(words(tmp_path, "methods=[plain]", "seed=1")) == 2
     assert "begun with seed=0 and cannot go on with seed=1" in capsys.readouterr().err
-    assert main(["bench", f"resume={tmp_path}", "workload.limit=3"]) == 0
-    assert len(lines(tmp_path / "prompts.jsonl")) == 3
+    assert main(["bench", f"resume={tmp_path}", "repeats=2"]) == 0
+    assert [line["repeat"] for line in lines(tmp_path / "prompts.jsonl")] == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
