@@ -11,14 +11,14 @@ from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import Context
 
 FREE_POSITIONS = 24  # positions over all rows up to which a pass costs what one position costs
-SECONDS = {"target": 10e-3, "draft": 1e-3}
+SECONDS = {"target": 10e-3, "draft": 0.2e-3}
 
 
 def seconds(model, query_len, rows):
     return SECONDS[model] * max(1.0, rows * query_len / FREE_POSITIONS)
 
 
-def simulate(plan, rows, rng, acceptance=0.75):
+def simulate(plan, rows, rng, acceptance=0.8):
     """One round of a batch whose rows accept different counts."""
     window = max(plan.windows, default=0)
     accepted = np.minimum(rng.geometric(1.0 - acceptance, rows) - 1, window)
