@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 from adaspec.controller import Controller
@@ -44,22 +45,34 @@ class Assembly:
         members = self.generator.chain.members.items()
         return {name: member.runner for name, member in members if isinstance(member, Model)}
 
-    def fresh_controller(self, seed: int) -> Controller:
-        """A controller over the same space that knows the profile and nothing else."""
-        controller = _controller(self.space, self.generator.chain.members, None, seed)
-        controller.profile(self.profile)
-        return controller
+    @property
+    def one_pass(self) -> list[str]:
+        """The drafters that propose a whole window in one pass."""
+        return _one_pass(self.generator.chain.members)
 
     def request(
-        self, prompt: str, *, raw: bool, max_new_tokens: int, sampling: SamplingParams, stop: tuple[str, ...] = ()
+        self,
+        prompt: str,
+        *,
+        raw: bool,
+        max_new_tokens: int,
+        sampling: SamplingParams,
+        stop: tuple[str, ...] = (),
+        before: Sequence[tuple[str, str]] = (),
     ) -> Request:
-        """Tokenises a prompt, inside the model's chat template when it has one and ``raw`` is off."""
+        """Tokenises a prompt, inside the model's chat template when it has one and ``raw`` is off.
+
+        ``before``: earlier turns of the talk, each with its answer; without a template a turn is a paragraph.
+        """
         if not raw and getattr(self.tokenizer, "chat_template", None):
-            message = [{"role": "user", "content": prompt}]
-            text = self.tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+            said = [text for turn in before for text in turn]
+            talk = [
+                {"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), [*said, prompt])
+            ]
+            text = self.tokenizer.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
-            ids = self.tokenizer(prompt)["input_ids"]
+            ids = self.tokenizer("".join(f"{asked}{answer}\n\n" for asked, answer in before) + prompt)["input_ids"]
         return Request(tuple(ids), max_new_tokens, sampling, stop)
 
 
@@ -102,8 +115,11 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
 
 
 def _controller(space: PlanSpace, members: Mapping[str, Member], policy: Policy | None, seed: int) -> Controller:
-    one_pass = [name for name, member in members.items() if isinstance(member, Drafter) and member.one_pass]
-    return Controller(space, policy, CostModel(space, one_pass=one_pass), seed=seed % 2**63)
+    return Controller(space, policy, CostModel(space, one_pass=_one_pass(members)), seed=seed % 2**63)
+
+
+def _one_pass(members: Mapping[str, Member]) -> list[str]:
+    return [name for name, member in members.items() if isinstance(member, Drafter) and member.one_pass]
 
 
 def _capacity(setup: Setup, target: LanguageModel, members: Mapping[str, Member]) -> tuple[int, str]:

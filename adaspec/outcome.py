@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from adaspec.plan import Context, Plan
 
@@ -73,3 +74,28 @@ class RoundOutcome:
     edges: tuple[EdgeOutcome, ...] = ()
     passes: tuple[Pass, ...] = ()
     scored: tuple[EdgeOutcome, ...] = ()
+
+
+def described(decision: Decision, outcome: RoundOutcome) -> dict[str, Any]:
+    """What was chosen and what came of it, as a JSON-able dict; its passes apart."""
+    context = decision.context
+    return {
+        "plan": str(decision.plan),
+        "propensity": decision.propensity,
+        "batch_size": context.batch_size,
+        "seq_len": context.seq_len,
+        "tag": context.tag,
+        "tokens": outcome.tokens,
+        "seconds": outcome.seconds,
+        "catch_up_seconds": outcome.catch_up_seconds,
+        "edges": [
+            {
+                "verifier": edge.verifier,
+                "drafter": edge.drafter,
+                "reached": edge.reached,
+                "offered": edge.offered,
+                "accepted": edge.accepted,
+            }
+            for edge in outcome.edges
+        ],
+    }

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_late
 from prometheus_client import Counter as Metric
 
 from adaspec.guard import Note
-from adaspec.outcome import Decision, EdgeOutcome, RoundOutcome
+from adaspec.outcome import Decision, EdgeOutcome, RoundOutcome, described
 from adaspec.plan import Context, Plan
 
 logger = logging.getLogger("adaspec")
@@ -45,25 +45,14 @@ class Record:
 
     def json(self) -> dict[str, Any]:
         """As a JSON-able dict."""
-        context, outcome = self.decision.context, self.outcome
+        outcome = self.outcome
         return {
             "at": self.at,
-            "plan": str(self.decision.plan),
             "reason": self.note.reason,
             "pulled": self.note.pulled,
-            "propensity": self.decision.propensity,
-            "batch_size": context.batch_size,
-            "seq_len": context.seq_len,
-            "tag": context.tag,
-            "tokens": outcome.tokens,
-            "seconds": outcome.seconds,
-            "catch_up_seconds": outcome.catch_up_seconds,
             "forecast": self.note.forecast,
             "measured": outcome.tokens / outcome.seconds if outcome.seconds else None,
-            "edges": [
-                {"verifier": e.verifier, "drafter": e.drafter, "offered": e.offered, "accepted": e.accepted}
-                for e in outcome.edges
-            ],
+            **described(self.decision, outcome),
         }
 
 

@@ -1,13 +1,16 @@
-"""What the benchmarks share: which prompts they run on, and the command that is written beside their results."""
+"""What the benchmarks share: prompts, progress, and what is written beside their results."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adaspec.bench.prompts import TEN
 
@@ -44,9 +47,24 @@ def _record(line: str, number: int, path: Path) -> tuple[str, str]:
     return str(record.get("category", path.stem)), str(text)
 
 
-def command(module: str) -> str:
-    """The command that runs now, without the folders of this machine."""
-    return " ".join([f"python -m {module}", *map(_bare, sys.argv[1:])])
+def command(program: str, words: Sequence[str]) -> str:
+    """A command, without the folders of this machine."""
+    return " ".join([program, *map(_bare, words)])
+
+
+class Advance(Protocol):
+    """Tells what is under way, and that ``steps`` more are done."""
+
+    def __call__(self, what: str, steps: int = 1) -> None: ...
+
+
+@contextmanager
+def bars(what: str, total: int) -> Iterator[Advance]:
+    """Shows progress and time left on standard error; yields what advances it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task(what, total=total)
+        yield lambda now, steps=1: progress.update(bar, advance=steps, description=now)
 
 
 def _bare(word: str) -> str:

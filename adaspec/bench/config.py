@@ -4,60 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import MISSING, OmegaConf
+from omegaconf import OmegaConf
 
 import adaspec
+from adaspec.bench.schema import BenchConfig, SimulateConfig
 
-
-@dataclass
-class PolicyConfig:
-    """A policy and how a controller runs it; ``rule`` names its class and arguments. See ``tournament.Entrant``."""
-
-    name: str = MISSING
-    hold: int = 4
-    collapse: float = 0.8
-    learns: bool = True
-    follow: bool = False
-    rule: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class ScenarioConfig:
-    """A scenario; ``make`` names a function of ``adaspec.bench.scenarios`` and its arguments but the seed."""
-
-    name: str = MISSING
-    make: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class SimulateConfig:
-    """What ``adaspec simulate`` can be told; ``conf/config.yaml`` explains the keys."""
-
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
-    scenario: ScenarioConfig = field(default_factory=ScenarioConfig)
-    policies: list[str] = field(default_factory=list)
-    scenarios: list[str] = field(default_factory=list)
-    rounds: int = 1000
-    seeds: int = 20
-    first_seed: int = 0
-    workers: int | None = None
-    plots: bool = True
-
-
-GROUPS = {"policy": PolicyConfig, "scenario": ScenarioConfig, "experiment": None}
-
-
-def register() -> None:
-    """Makes the schema known to Hydra."""
-    ConfigStore.instance().store(name="schema", node=SimulateConfig)
+ROOTS = {"bench": ("config", BenchConfig), "simulate": ("simulate", SimulateConfig)}  # command -> file, schema
 
 
 def folder() -> Path:
@@ -73,9 +32,27 @@ def folder() -> Path:
     raise FileNotFoundError(f"no configuration tree beside or inside {package}")
 
 
-def names(group: str) -> list[str]:
-    """The choices of a group."""
-    return sorted(path.stem for path in (folder() / group).glob("*.yaml"))
+def groups(command: str) -> dict[str, Any]:
+    """The groups of a command, each with its schema; None for experiments, which set keys of all of them."""
+    hints = typing.get_type_hints(ROOTS[command][1])
+    found = {
+        name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind) and (folder() / name).is_dir()
+    }
+    return {**found, "experiment": None}
+
+
+def names(group: str, command: str | None = None) -> list[str]:
+    """The choices of a group; of the experiments only those of a command, when it is given."""
+    paths = sorted((folder() / group).glob("*.yaml"))
+    if group == "experiment" and command:
+        paths = [path for path in paths if f"\n# adaspec {command} " in path.read_text(encoding="utf-8")]
+    return [path.stem for path in paths]
+
+
+def summary(group: str, name: str) -> str:
+    """What a choice is, from its comments; that of an experiment stands behind its command."""
+    lines = (folder() / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    return next(line[2:] for line in lines if line.startswith("# ") and not line.startswith(("# @", "# adaspec ")))
 
 
 def load(group: str, name: str) -> dict[str, Any]:
@@ -86,11 +63,22 @@ def load(group: str, name: str) -> dict[str, Any]:
     """
     if name not in names(group):
         raise ValueError(f"{group} {name!r} is not known{_nearest(name, names(group))}")
-    schema = OmegaConf.structured(GROUPS[group])
+    kinds = groups("bench") | groups("simulate")
+    schema = OmegaConf.structured(kinds[group])
     merged = OmegaConf.merge(schema, OmegaConf.load(folder() / group / f"{name}.yaml"))
-    found = OmegaConf.to_container(merged)
+    return plain(merged)
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A part of a configuration as a dict, resolved."""
+    found = OmegaConf.to_container(config, resolve=True)
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items()}
+
+
+def several(config: Any, group: str, chosen: Sequence[str]) -> list[dict[str, Any]]:
+    """The choices named in ``chosen``; if that is empty, the one that the configuration itself holds."""
+    return [load(group, name) for name in chosen] or [plain(config[group])]
 
 
 def build(given: Mapping[str, Any], **more: Any) -> Any:
@@ -108,32 +96,32 @@ def build(given: Mapping[str, Any], **more: Any) -> Any:
         raise ValueError(f"{given.get('_target_')}: {error.__cause__ or error}") from None
 
 
-def check(overrides: Sequence[str]) -> None:
+def check(overrides: Sequence[str], command: str) -> None:
     """Refuses a key or a choice that does not exist before Hydra does, in one line.
 
     Raises:
         ValueError: with the nearest valid one.
     """
-    keys = _keys(SimulateConfig)
+    own, keys = groups(command), dict(_keys(ROOTS[command][1]))
+    open_ended = tuple(f"{key}." for key, kind in keys.items() if typing.get_origin(kind) is dict)
     for override in overrides:
         key, sign, value = override.lstrip("+~").partition("=")
-        if override.startswith("-") or not sign or key.startswith(("hydra", "policy.rule.", "scenario.make.")):
+        if override.startswith("-") or not sign or key.startswith(("hydra", *open_ended)):
             continue
-        if key in GROUPS:
-            for name in value.split(","):
-                if name not in (*names(key), "null"):
-                    raise ValueError(f"{key}={name} is not known{_nearest(name, names(key))}")
+        if key in own:
+            for name in value.split(",") if "(" not in value else ():
+                if name not in (*names(key, command), "null"):
+                    raise ValueError(f"{key}={name} is not known{_nearest(name, names(key, command))}")
         elif key not in keys:
-            raise ValueError(f"the key {key!r} is not known{_nearest(key, [*keys, *GROUPS])}")
+            raise ValueError(f"the key {key!r} is not known{_nearest(key, [*keys, *own])}")
 
 
-def _keys(schema: Any, prefix: str = "") -> list[str]:
-    found = []
-    for one in dataclasses.fields(schema):
-        own = f"{prefix}{one.name}"
-        nested = GROUPS.get(one.name) if not prefix else None
-        found += _keys(nested, f"{own}.") if nested else [own]
-    return found
+def _keys(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, kind in typing.get_type_hints(schema).items():
+        if dataclasses.is_dataclass(kind):
+            yield from _keys(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", kind
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

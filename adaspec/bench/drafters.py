@@ -56,7 +56,11 @@ def main() -> int:
     for row in rows:
         print(_line(row))
     same = equal if arguments.temperature == 0 else None
-    report = {"command": command("adaspec.bench.drafters"), "threads": torch.get_num_threads(), "prompts": done}
+    report = {
+        "command": command("python -m adaspec.bench.drafters", sys.argv[1:]),
+        "threads": torch.get_num_threads(),
+        "prompts": done,
+    }
     print(json.dumps(report | {"texts_equal": same, "drafters": rows}))
     return 130 if done < len(prompts) else int(same is False)
 

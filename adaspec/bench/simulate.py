@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from adaspec.bench.config import build, check, folder, load, register
+from adaspec.bench.common import bars
+from adaspec.bench.config import build, several
+from adaspec.bench.launch import launch
 from adaspec.bench.scenarios import Setting
 from adaspec.bench.tournament import Entrant, Oracle, judge, run, standing, summary
 
@@ -53,22 +53,7 @@ def main(overrides: Sequence[str]) -> int:
         ValueError: a key or choice that does not exist, or a scenario that cannot be played.
         OSError: a file that cannot be read or written.
     """
-    check(overrides)
-    register()
-    sys.argv = ["adaspec simulate", *overrides]
-    codes: list[int] = []
-    failures: list[Exception] = []
-
-    def task(config: DictConfig) -> None:
-        try:
-            codes.append(simulate(config, Path(HydraConfig.get().runtime.output_dir)))
-        except (ValueError, OSError) as error:  # Hydra would print a page
-            failures.append(error)
-
-    hydra.main(config_path=str(folder()), config_name="config", version_base="1.3")(task)()
-    if failures:
-        raise failures[0]
-    return max(codes, default=0)
+    return max(launch("simulate", overrides, simulate), default=0)
 
 
 def simulate(config: DictConfig, out: Path) -> int:
@@ -93,36 +78,23 @@ def simulate(config: DictConfig, out: Path) -> int:
 
 def _units(config: DictConfig) -> list[Unit]:
     """Seeds in the outer loop, so that an interrupted run has something of every scenario."""
-
-    def chosen(group: str, several: Sequence[str]) -> list[dict[str, Any]]:
-        if several:
-            return [load(group, name) for name in several]
-        own = OmegaConf.to_container(config[group], resolve=True)
-        assert isinstance(own, dict)
-        return [{str(key): value for key, value in own.items()}]
-
-    policies = tuple(chosen("policy", config.policies))
-    scenarios = chosen("scenario", config.scenarios)
+    policies = tuple(several(config, "policy", config.policies))
+    scenarios = several(config, "scenario", config.scenarios)
     seeds = range(config.first_seed, config.first_seed + config.seeds)
     return [Unit(scenario, policies, seed, config.rounds) for seed in seeds for scenario in scenarios]
 
 
 def _play(units: Sequence[Unit], workers: int) -> Iterator[dict[str, Any]]:
     """The results as they come, with progress and time left on standard error."""
-    from rich.console import Console  # noqa: PLC0415 - only a run shows progress
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     context = multiprocessing.get_context("spawn")
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("simulate", total=len(units))
+    with bars("simulate", len(units)) as advance:
         pool = ProcessPoolExecutor(min(workers, max(len(units), 1)), context, _quiet)
         try:
             waiting = {pool.submit(play, unit) for unit in units}
             while waiting:
                 finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                 for one in finished:
-                    progress.advance(bar)
+                    advance("simulate")
                     yield one.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -139,9 +111,7 @@ def play(unit: Unit) -> dict[str, Any]:
     oracle = Oracle(setting)
     policies = {}
     for own in unit.policies:
-        rest = {key: own[key] for key in ("hold", "collapse", "learns", "follow")}
-        entrant = Entrant(build(own["rule"]), **rest)
-        policies[own["name"]] = judge(run(setting, entrant, unit.rounds, unit.seed), oracle)
+        policies[own["name"]] = judge(run(setting, Entrant.of(own), unit.rounds, unit.seed), oracle)
     return {"key": unit.key, "scenario": unit.scenario["name"], "seed": unit.seed, "policies": policies}
 
 

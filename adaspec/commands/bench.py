@@ -1,0 +1,25 @@
+"""``adaspec bench``: methods side by side on real models; Hydra reads the words behind it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """The command; its options are Hydra's."""
+    parser = commands.add_parser(
+        "bench", add_help=False, help="our plans and policies against Hugging Face: adaspec bench experiment=smoke"
+    )
+    parser.add_argument("overrides", nargs="*")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from adaspec.bench.harness import main
+    from adaspec.bench.usage import usage
+
+    if {"-h", "--help"} & set(arguments.rest):
+        print(usage())
+        return 0
+    return main([*arguments.rest, *arguments.overrides])
