@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from torch.nn import functional as F
 
 from adaspec.bench.device_models import Family, Size, build
-from adaspec.bench.timing import CONTEXT, QUERY_LENS, Timed, anatomy, medians, sampling_timed, step, stream_seconds
+from adaspec.bench.timing import CONTEXT, QUERY_LENS, Timed, anatomy, medians, sampling_timed, step, stream_sum
 from adaspec.compare import Pinned
 from adaspec.controller import Controller
 from adaspec.decoding import gpu_attention
@@ -136,7 +136,7 @@ def play(chain: Chain, chooser: Any, params: SamplingParams, rows: int, tokens: 
 def passes(bench: Bench, loaded: Loaded) -> dict[str, Any]:
     """Eager against graph: milliseconds of a pass, the curve T(k)/T(1), and the share of the bandwidth floor."""
     found: dict[str, Any] = {}
-    stream = medians({"stream": stream_seconds(bench.device, bench.scale.stream)}, bench.scale.repeats)["stream"]
+    stream = medians({"stream": stream_sum(bench.device, bench.scale.stream)}, bench.scale.repeats)["stream"]
     found["gigabytes_per_second"] = bench.scale.stream / stream / 1e9
     models = {f"{name} {kind}": chain.members[name] for kind, chain in _kinds(loaded) for name in ("target", "middle")}
     models |= {f"draft {kind}": chain.members["draft"] for kind, chain in _kinds(loaded)}

@@ -70,7 +70,7 @@ def medians(runs: Mapping[str, Callable[[], object]], repeats: int, until: float
     return {name: statistics.median(times) for name, times in spent.items()}
 
 
-def stream_seconds(device: torch.device | str, size: int) -> Callable[[], object]:
+def stream_sum(device: torch.device | str, size: int) -> Callable[[], object]:
     """Reads ``size`` bytes once: the memory bandwidth that can be had."""
     stream = torch.ones(size // 4, device=device)
     return stream.sum
