@@ -1,33 +1,37 @@
 """The decoding core against the machine and against Hugging Face, interleaved in one process.
 
 adaspec bench experiment=core
+adaspec bench experiment=core sampling=t0.7
 adaspec bench experiment=core models=qwen_coder models.target=T.gguf models.draft=D.gguf workload.raw=true
 
 Prints what it measures while it goes and returns one JSON-able object: what a pass over k tokens costs against a
 pass over one, per precision (``pass_ratio``), the share of a plain step outside the matrix products, the share of the
-machine's memory bandwidth that plain decoding reaches, and our tokens/s over those of ``transformers``' ``generate``
-(the fastest of its settings here), of its assisted generation with the same pair and window, and of its prompt lookup.
+machine's memory bandwidth that plain decoding reaches, and our tokens/s over those of ``transformers``' ``generate``,
+of its assisted generation with the same pair and window, and of its prompt lookup, each time the fastest of its
+settings here. ``vs_plain``: our fixed plans over our own plain decoding, by kind of prompt (medians of the ratios), as
+the sampling asked for has it; ``texts_equal``: whether they wrote the same, None when sampled. ``round_anatomy``: where
+the rounds of our first fixed plan spend their time, in milliseconds.
 """
 
 from __future__ import annotations
 
 import gc
 import statistics
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 
 from adaspec.assemble import TARGET, Assembly, Setup, assemble
 from adaspec.bench.journal import machine
 from adaspec.bench.lineup import asking, fitting, questions, setup
-from adaspec.bench.methods import Stateless, fixed
+from adaspec.bench.methods import Answer, Stateless, fixed
 from adaspec.bench.peers import constant, generating, load
-from adaspec.decoding.cache import TokenBuffer
+from adaspec.bench.timing import QUERY_LENS, Timed, anatomy, medians, sampling_timed, step, stream_sum
+from adaspec.compare import Pinned
 from adaspec.decoding.generate import Request
 from adaspec.decoding.load import load_model
 from adaspec.decoding.model import Model
@@ -35,10 +39,13 @@ from adaspec.decoding.native.model import NativeModel
 from adaspec.decoding.store import resolve
 from adaspec.plan import Plan
 
-QUERY_LENS = (1, 2, 3, 5, 9)
-CONTEXT = 128  # cached tokens while passes are timed
 PASSES = 15
 STREAM_BYTES = 1 << 29
+PEERS = (  # ours over the fastest of theirs
+    ("vs_hf_generate", "plain", "hf generate"),
+    ("vs_hf_assisted", "pair", "hf assisted"),
+    ("vs_hf_lookup", "lookup", "hf lookup"),
+)
 
 
 def core(config: DictConfig, out: Path) -> dict[str, Any]:
@@ -56,7 +63,7 @@ def core(config: DictConfig, out: Path) -> dict[str, Any]:
     precisions = {name: load_model(TARGET, source, precision=name) for name in config.core.precisions}
     result |= _passes(precisions or {"": target})
     _show(result)
-    result |= _anatomy(target)
+    result |= _plain_step(target)
     ask = asking(config, assembly)
     requests = [(question.kind, ask.request(question.turns[0])) for question in fitting(config, ask, questions(config))]
     return result | _texts(assembly, own, source, requests, config.core.window)
@@ -68,53 +75,24 @@ def _show(result: Mapping[str, Any]) -> None:
         print(f"{name:8} T(1) {result['pass_ms'][name]:6.1f} ms   {shown}", flush=True)
 
 
-def _step(model: Model, query_len: int) -> Callable[[], object]:
-    """A pass over ``query_len`` tokens behind ``CONTEXT`` cached ones, to be repeated."""
-    buffer = TokenBuffer(1, CONTEXT + query_len)
-    buffer.append(torch.arange(CONTEXT + query_len)[None] % 1000, torch.tensor([CONTEXT + query_len]))
-    start, active = torch.tensor([CONTEXT]), torch.ones(1, dtype=torch.bool)
-
-    def step() -> None:
-        model.rollback(start)
-        model.logits(buffer, start, query_len, active)
-
-    model.start(1, CONTEXT + max(QUERY_LENS))
-    model.catch_up(buffer, start)
-    return step
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
-
-
 def _passes(models: Mapping[str, Model]) -> dict[str, Any]:
     """Median seconds of passes; the precisions take turns, so that a noisy neighbour disturbs all alike."""
-    spent: dict[tuple[str, int], list[float]] = defaultdict(list)
+    median: dict[tuple[str, int], float] = {}
     for query_len in QUERY_LENS:
-        steps = {name: _step(model, query_len) for name, model in models.items()}
-        for _ in range(PASSES):
-            for name, step in steps.items():
-                spent[name, query_len].append(_seconds(step))
-    median = {key: statistics.median(times) for key, times in spent.items()}
+        spent = medians({name: step(model, query_len) for name, model in models.items()}, PASSES)
+        median |= {(name, query_len): each for name, each in spent.items()}
     ratios = {name: {str(k): median[name, k] / median[name, 1] for k in QUERY_LENS[1:]} for name in models}
     first = next(iter(models))
     milliseconds = {name: 1e3 * median[name, 1] for name in models}
     return {"pass_ratio": ratios[first], "pass_ratios": ratios, "pass_ms": milliseconds}
 
 
-def _anatomy(target: Model) -> dict[str, Any]:
+def _plain_step(target: Model) -> dict[str, Any]:
     """Where a plain step's time goes, and how much of the machine's bandwidth it uses; native runner only."""
     if not isinstance(target, NativeModel):
         return {"outside_matrix_share": None, "bandwidth_share": None}
-    step, stream = _step(target, 1), torch.ones(STREAM_BYTES // 4)
-    runs = {"step": step, "products": lambda: target.decoder.products(1), "stream": lambda: stream.sum()}
-    times: dict[str, list[float]] = defaultdict(list)
-    for _ in range(PASSES):
-        for name, run in runs.items():
-            times[name].append(_seconds(run))
-    median = {name: statistics.median(each) for name, each in times.items()}
+    products = partial(target.decoder.products, 1)
+    median = medians({"step": step(target, 1), "products": products, "stream": stream_sum("cpu", STREAM_BYTES)}, PASSES)
     attainable, reached = STREAM_BYTES / median["stream"], target.decoder.weight_bytes / median["step"]
     print(f"plain step {1e3 * median['step']:.1f} ms, of which products {1e3 * median['products']:.1f} ms", flush=True)
     print(f"bandwidth {reached / 1e9:.1f} GB/s of {attainable / 1e9:.1f} GB/s", flush=True)
@@ -129,71 +107,108 @@ def _texts(
     assembly: Assembly, own: Setup, source: Path, requests: Sequence[tuple[str, Request]], window: int
 ) -> dict[str, Any]:
     """Tokens/s of every method, medians over the prompts, and the ratios of ours to theirs."""
-    methods = [*_ours(assembly, window), *_theirs(own, source, window)]
-    rates: dict[str, list[float]] = defaultdict(list)
+    ours = _ours(assembly, window)
+    methods = [*ours, *_theirs(own, source, window)]
+    found: dict[str, list[Answer]] = defaultdict(list)
     for method in methods:
         method.answer(Request(requests[0][1].prompt, 4))  # a warm-up
     for number, (kind, request) in enumerate(requests, 1):
         for method in methods:
-            found = method.answer(request)
-            rates[method.name].append(len(found.tokens) / found.seconds)
-        shown = "  ".join(f"{name} {rate[-1]:.1f}" for name, rate in rates.items())
+            found[method.name].append(method.answer(request))
+        shown = "  ".join(f"{name} {_rate(answers[-1]):.1f}" for name, answers in found.items())
         print(f"{number:3d} {kind:<10} {shown}", flush=True)
-    median = {name: statistics.median(each) for name, each in rates.items()}
-    ratios: dict[str, float | None] = {
-        "vs_hf_generate": median["plain"] / max(median[name] for name in ("hf float32", "hf static", "hf bf16"))
+    median = {name: statistics.median(map(_rate, answers)) for name, answers in found.items()}
+    ratios = {key: _over(median, mine, theirs) for key, mine, theirs in PEERS}
+    names = [method.name for method in ours[1:]]
+    greedy = requests[0][1].sampling.temperature == 0.0
+    texts = [[answer.tokens for answer in found[method.name]] for method in ours]
+    return {
+        "tokens_per_second": median,
+        **ratios,
+        "vs_plain": _vs_plain(found, [kind for kind, _ in requests], names),
+        "texts_equal": all(each == texts[0] for each in texts) if greedy else None,
+        "round_anatomy": _round_anatomy(assembly, names, window, requests[:3]),
+        "controller_share": _controller_share(assembly, requests[:3]),
     }
-    for ours, theirs, key in (("pair", "hf assisted", "vs_hf_assisted"), ("lookup", "hf lookup", "vs_hf_lookup")):
-        ratios[key] = median[ours] / median[theirs] if ours in median and theirs in median else None
-    return {"tokens_per_second": median, **ratios, "controller_share": _controller_share(assembly, requests[:3])}
+
+
+def _rate(answer: Answer) -> float:
+    return len(answer.tokens) / answer.seconds
+
+
+def _over(median: Mapping[str, float], ours: str, theirs: str) -> float | None:
+    """Our tokens/s over those of the fastest of their settings whose name begins so."""
+    peers = [rate for name, rate in median.items() if name.startswith(theirs)]
+    return median[ours] / max(peers) if ours in median and peers else None
+
+
+def _vs_plain(
+    found: Mapping[str, Sequence[Answer]], kinds: Sequence[str], names: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Of each of our methods the median speed-up over plain decoding, by kind of prompt."""
+    ratios: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in names}
+    for name in names:
+        for kind, plain, answer in zip(kinds, found["plain"], found[name], strict=True):
+            ratios[name][kind].append(_rate(answer) / _rate(plain))
+    return {name: {kind: statistics.median(each) for kind, each in of.items()} for name, of in ratios.items()}
+
+
+def _round_anatomy(
+    assembly: Assembly, names: Sequence[str], window: int, requests: Sequence[tuple[str, Request]]
+) -> dict[str, float] | None:
+    """Milliseconds of a round of the pair (or else the lookup): drafting, verifying, sampling, the rest; as a table."""
+    models = _models(assembly)
+    if not names:
+        return None
+    chooser = Timed(Pinned(Plan((TARGET, models[0] if models else "lookup"), (window,))))
+    outcomes = []
+    with sampling_timed() as sampling:
+        for _, request in requests:
+            generation = assembly.generator.generate([request], controller=chooser)
+            outcomes += [outcome for _, outcome in generation.steps]
+    parts = anatomy(outcomes, TARGET, sampling.seconds, chooser.seconds)
+    whole = sum(parts.values())
+    print(f"a round takes {whole:.2f} ms", flush=True)
+    for name, spent in parts.items():
+        print(f"  {name:<12} {spent:8.3f} ms {spent / whole:6.1%}", flush=True)
+    return parts
+
+
+def _models(assembly: Assembly) -> list[str]:
+    members = assembly.generator.chain.members
+    return [name for name, member in members.items() if isinstance(member, Model) and name != TARGET]
 
 
 def _ours(assembly: Assembly, window: int) -> list[Stateless]:
     methods = [fixed(assembly, assembly.space.plain, "plain")]
     members = assembly.generator.chain.members
-    models = [name for name, member in members.items() if isinstance(member, Model) and name != TARGET]
-    for name, key in (("lookup", "lookup"), *((each, "pair") for each in models[:1])):
+    for name, key in (*((each, "pair") for each in _models(assembly)[:1]), ("lookup", "lookup")):
         if name in members:
             methods.append(fixed(assembly, Plan((TARGET, name), (window,)), key))
     return methods
 
 
 def _theirs(own: Setup, source: Path, window: int) -> list[Stateless]:
-    """`transformers` on the same weights: eager and static cache in float32, bf16, assisted, prompt lookup."""
-    eager = load(source)
-    methods = [
-        generating("hf float32", eager),
-        generating("hf static", eager, cache_implementation="static", disable_compile=True),
-        generating("hf bf16", load(source, "bfloat16")),
-        generating("hf lookup", eager, prompt_lookup_num_tokens=window),
-    ]
-    models = [spec for spec in own.drafters if spec.kind == "model"]
-    if models:
-        assistant = load(resolve(models[0].source, offline=True))
-        methods.append(generating("hf assisted", eager, assistant_model=assistant, schedule=constant(window)))
+    """`transformers` on the same weights in float32 and bf16: eager, static cache, assisted, prompt lookup."""
+    models = [resolve(spec.source, offline=True) for spec in own.drafters if spec.kind == "model"]
+    methods = []
+    for dtype in ("float32", "bfloat16"):
+        model = load(source, dtype)
+        methods += [
+            generating(f"hf generate {dtype}", model),
+            generating(f"hf generate static {dtype}", model, cache_implementation="static", disable_compile=True),
+            generating(f"hf lookup {dtype}", model, prompt_lookup_num_tokens=window),
+        ]
+        for folder in models[:1]:
+            assistant, name = load(folder, dtype), f"hf assisted {dtype}"
+            methods.append(generating(name, model, assistant_model=assistant, schedule=constant(window)))
     gc.collect()
     return methods
 
 
 def _controller_share(assembly: Assembly, requests: Sequence[tuple[str, Request]]) -> float:
     """The share of a generation's decoding that choose and observe take."""
-    spent, total = 0.0, 0.0
-    controller = assembly.controller
-
-    class Timed:
-        def choose(self, context: Any) -> Any:
-            nonlocal spent
-            began = time.perf_counter()
-            decision = controller.choose(context)
-            spent += time.perf_counter() - began
-            return decision
-
-        def observe(self, decision: Any, outcome: Any) -> None:
-            nonlocal spent
-            began = time.perf_counter()
-            controller.observe(decision, outcome)
-            spent += time.perf_counter() - began
-
+    timed, total = Timed(assembly.controller), 0.0
     for _, request in requests:
-        total += assembly.generator.generate([request], controller=Timed()).decode_seconds
-    return spent / (total + spent)
+        total += assembly.generator.generate([request], controller=timed).decode_seconds
+    return timed.seconds / (total + timed.seconds)

@@ -19,6 +19,7 @@ from adaspec.decoding.cache import KVCache
 from adaspec.decoding.gpu_attention import register as register_gpu_attention
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.packed import CPU_PRECISIONS, pack
+from adaspec.decoding.weight_only import quantize
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # the forward's argument: 5.24 on, before, state spaces
 FULL_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
@@ -249,7 +250,7 @@ def load_module(
     Args:
         source: a local folder or a hub name that `transformers` can load.
         device: "cpu", "cuda", "cuda:1", ...
-        precision: on a CPU one of ``packed.PRECISIONS``; on a GPU "fp16", "bf16" or "float32".
+        precision: on a CPU one of ``packed.PRECISIONS``; on a GPU "fp16", "bf16", "float32" or "int8" (weights only).
         trust_remote_code: run code that comes with the weights. Off: such a model is refused.
 
     A model that cannot be rolled back (and so only decodes plainly) keeps its stock layers.
@@ -278,7 +279,10 @@ def load_module(
         raise ValueError(f"{source} lacks {len(missing)} of the model's weights, {missing[0]} for one")
     loaded: nn.Module = module.eval().requires_grad_(False)
     if not on_cpu:
-        return loaded.to(device)
+        loaded = loaded.to(device)
+        if precision == "int8":
+            quantize(loaded)
+        return loaded
     return loaded if rollback_obstacle(module) else pack(loaded, precision)
 
 
@@ -288,7 +292,7 @@ def check_precision(precision: str, device: str) -> torch.dtype:
     Raises:
         ValueError: a precision that the device does not have.
     """
-    on_gpu = {"fp16": torch.float16, "bf16": torch.bfloat16, "float32": torch.float32}
+    on_gpu = {"fp16": torch.float16, "bf16": torch.bfloat16, "float32": torch.float32, "int8": torch.bfloat16}
     known = dict.fromkeys(CPU_PRECISIONS, torch.float32) if device == "cpu" else on_gpu
     if precision not in known:
         raise ValueError(f"precision on {device} is one of {', '.join(known)}, got {precision!r}")

@@ -303,7 +303,16 @@ def test_the_core_is_measured_through_the_bench(tmp_path, capsys, monkeypatch):
     assert main(words(tmp_path, "measure=core", "core.precisions=[fp16]", "workload.limit=1")) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(found["pass_ratios"]["fp16"]) == {"2", "3", "5", "9"}
-    assert {"plain", "pair", "lookup", "hf float32", "hf assisted"} <= set(found["tokens_per_second"])
+    assert {"plain", "pair", "lookup", "hf generate float32", "hf assisted bfloat16"} <= set(found["tokens_per_second"])
+    for peer in ("generate", "assisted", "lookup"):
+        assert found[f"vs_hf_{peer}"] > 0.0
+    for name in ("pair", "lookup"):
+        assert found["vs_plain"][name] == pytest.approx({"chat": found["vs_plain"][name]["chat"]})
+    assert found["texts_equal"]
+    assert set(found["round_anatomy"]) == {"draft", "verify", "catch_up", "sampling", "host", "controller"}
+    assert min(found["round_anatomy"][name] for name in ("draft", "verify", "sampling", "host")) > 0.0
+    assert 0.0 < found["controller_share"] < 1.0
+    assert found["bandwidth_share"] is not None
 
 
 def test_a_cold_policy_knows_nothing_of_the_prompt_before(tmp_path):
