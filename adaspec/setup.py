@@ -12,10 +12,12 @@ from adaspec.decoding.feature_load import is_feature_drafter
 from adaspec.decoding.load import check_runner
 from adaspec.decoding.lookup import check_ngrams
 from adaspec.decoding.model import check_precision
+from adaspec.decoding.native.library import can_compile
 from adaspec.decoding.packed import CPU_PRECISIONS
 from adaspec.plan import Plan, PlanSpace
 
 DEFAULT_TARGET = "smollm2-135m"
+EMBEDDED_DRAFTERS = ("lookup", "head", "lookup+head")  # of the default target, which comes with a head
 TARGET = "target"  # the target's name in plans
 
 
@@ -124,10 +126,23 @@ def parse_drafters(texts: Iterable[str]) -> tuple[DrafterSpec, ...]:
     return tuple(specs)
 
 
+def usual_drafters(target: str, device: str = "cpu", runner: str = "auto") -> tuple[DrafterSpec, ...]:
+    """The drafters of a target when none are named.
+
+    Any target has lookup. The default one comes with a head and, where passes are computed in C, can afford an int4
+    copy of itself.
+    """
+    if target != DEFAULT_TARGET:
+        return parse_drafters(["lookup"])
+    native = device == "cpu" and runner in ("auto", "native") and can_compile()
+    return parse_drafters([*EMBEDDED_DRAFTERS, "int4"] if native else EMBEDDED_DRAFTERS)
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What to load and what to choose from. ``plan`` pins one plan; else windows, stops and depth span the plans.
 
+    ``drafters``: none given takes ``usual_drafters``.
     ``threads``: CPU threads; None takes what a short measurement finds fastest.
 
     Raises:
@@ -135,7 +150,7 @@ class Setup:
     """
 
     target: str = DEFAULT_TARGET
-    drafters: tuple[DrafterSpec, ...] = (DrafterSpec("lookup", "lookup"),)
+    drafters: tuple[DrafterSpec, ...] = ()
     plan: Plan | None = None
     windows: tuple[int, ...] = (2, 4, 8)
     inner_windows: tuple[int, ...] = (2, 4)
@@ -156,6 +171,8 @@ class Setup:
     def __post_init__(self) -> None:
         check_precision(self.precision, self.device)
         check_runner(self.runner, self.precision, self.device)
+        if not self.drafters:
+            object.__setattr__(self, "drafters", usual_drafters(self.target, self.device, self.runner))
         if self.threads is not None:
             check_threads(self.threads)
         if self.corpus is not None and not any(spec.kind == "lookup" for spec in self.drafters):

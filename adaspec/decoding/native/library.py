@@ -106,6 +106,15 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+def can_compile() -> bool:
+    """Whether ``library`` gives the functions here; compiles them the first time."""
+    try:
+        library()
+    except CompileError:
+        return False
+    return True
+
+
 def build() -> Path:
     """The shared library's file, compiled unless the cache has it.
 
