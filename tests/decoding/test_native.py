@@ -182,6 +182,19 @@ def test_rejected_slots_are_overwritten():
     assert torch.equal(logits, expected[10:])
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 40])
+def test_more_logits_than_rows_write_nowhere_else(count):
+    """A draft that ends at a stop token is asked about as if it filled its window."""
+    _, native = decoder("llama")
+    native.start(1, 4)
+    memory = torch.full((60, 32), 7.0)
+    one = torch.zeros(1, dtype=torch.long)
+    alone, _ = native.run(memory[:1].clone(), one, one, one, ())
+    found, _ = native.run(memory[:1], one, one, torch.zeros(count, dtype=torch.long), ())
+    assert bool((memory[1:] == 7.0).all())
+    assert torch.equal(found, alone.expand(count, -1))
+
+
 def test_states_of_the_layers_are_those_of_the_module():
     module, native = decoder("qwen2")
     tokens = torch.arange(3, 17)
