@@ -98,6 +98,7 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
     generator = Generator(chain, controller, tokenizer, stop_token_ids(target.module, tokenizer))
     tell("time the passes", None)
     began = clock.now()
+    chain.prepare_passes(space.shapes())
     if setup.threads is not None:
         use_threads(setup.threads)
     elif setup.device == "cpu" and not setup.plain:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from adaspec.commands import corpus, demo, export, generate, models, serve, simulate, train
+from adaspec.commands import corpus, demo, export, generate, models, report, serve, simulate, train
 
-COMMANDS = (generate, demo, serve, train, corpus, models, simulate, export)  # in the order of --help
+COMMANDS = (generate, demo, serve, train, corpus, models, simulate, report, export)  # in the order of --help
 EXTRAS = {
-    "bench": ("hydra", "omegaconf", "matplotlib"),
+    "bench": ("hydra", "omegaconf", "matplotlib", "jinja2", "markupsafe"),
     "serve": ("fastapi", "uvicorn", "starlette", "prometheus_client", "opentelemetry"),
 }  # what else than "decoding" a missing module belongs to
 

@@ -112,9 +112,9 @@ class Loader:
         if spec.kind == "python":
             return _own(spec, tokenizer)
         if spec.kind == "precision":
-            return self.model(spec.name, source, precision=spec.source, vocab_size=target.vocab_size, target=target)
+            return self.model(spec.name, source, precision=spec.precision, vocab_size=target.vocab_size, target=target)
         check_same_tokenizer(tokenizer, self.tokenizer(source), self._setup.target, spec.source)
-        return self.model(spec.name, source, vocab_size=target.vocab_size)
+        return self.model(spec.name, source, precision=spec.precision, vocab_size=target.vocab_size)
 
     def _lookup(self, spec: DrafterSpec, target: LanguageModel, tokenizer: Any) -> LookupDrafter:
         low, high = spec.ngrams

@@ -19,8 +19,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="[NAME=]SOURCE",
         help="repeatable: lookup, lookup:MIN-MAX (n-grams), a precision such as int8 (the target's own weights in it), "
-        "head (the feature drafter made for the default target), a model or feature drafter, bridge:MODEL (of another "
-        "tokenizer), A+B (two named before, as one), python:module.Class (your own) "
+        "head (the feature drafter made for the default target), a model or feature drafter, int8:MODEL (in its own "
+        "precision), bridge:MODEL (of another tokenizer), A+B (two named before, as one), python:module.Class (yours) "
         "(default: lookup)",
     )
     group.add_argument("--plan", metavar="PLAN", help="pin one plan, such as target/mid/draft:8,3, or target")
@@ -41,7 +41,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--runner",
         default="auto",
-        help="what computes on a CPU: native (C, compiled once with your compiler), torch, or auto (default: auto)",
+        help="native (C, compiled once with your compiler; CPU), graphs (CUDA), torch, or auto (default: auto)",
     )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: measured at the start)")
     group.add_argument("--cache-length", type=int, default=2048, help="tokens, prompt included (default: %(default)s)")

@@ -5,6 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FEW = 64  # rows up to which a list is made faster than a maximum
+
+
+def largest(values: Tensor) -> int:
+    """The largest of ``values`` [B]; waits for the device that holds them."""
+    return int(max(values.tolist()) if len(values) <= FEW else values.max())
+
 
 class TokenBuffer:
     """The sequences of a batch: committed tokens, and behind them the drafted ones of the running round.
@@ -23,9 +30,11 @@ class TokenBuffer:
 
     def append(self, tokens: Tensor, counts: Tensor) -> None:
         """Appends the first ``counts[b]`` of ``tokens[b]`` to row b; tokens [B, m], counts [B]."""
-        steps = torch.arange(tokens.shape[1], device=tokens.device)
-        slots = self.lengths[:, None] + steps  # [B, m]
-        slots = torch.where(steps < counts[:, None], slots, self.capacity)
+        if tokens.shape[1] == 1:
+            slots = torch.where(counts > 0, self.lengths, self.capacity)[:, None]
+        else:
+            steps = torch.arange(tokens.shape[1], device=tokens.device)
+            slots = torch.where(steps < counts[:, None], self.lengths[:, None] + steps, self.capacity)  # [B, m]
         self.tokens.scatter_(1, slots, tokens)
         self.lengths = self.lengths + counts
 
@@ -45,11 +54,12 @@ class TokenBuffer:
 
 
 class KVCache:
-    """Keys and values of every layer, [B, heads, capacity + 1, head_dim], written at given slots.
+    """Keys and values of every layer, [batch_size, heads, capacity + 1, head_dim], written at given slots.
 
-    ``begin`` names the slots of the coming pass; ``write`` stores one layer's keys and values there and returns the
-    filled part, a view over slots 0 .. ``filled`` - 1. Slots behind a row's own length hold stale numbers: they are
-    masked by the caller and overwritten later. The last slot takes writes that belong nowhere.
+    ``begin`` or ``aim`` name the slots of the coming pass, of as many rows or fewer; ``write`` stores one layer's keys
+    and values there and returns the filled part, a view over slots 0 .. ``filled`` - 1. Slots behind a row's own length
+    hold stale numbers: they are masked by the caller and overwritten later. The last slot takes writes that belong
+    nowhere.
     """
 
     def __init__(self, batch_size: int, capacity: int) -> None:
@@ -61,21 +71,28 @@ class KVCache:
         self._slots: Tensor | slice = slice(0, 0)
 
     def begin(self, slots: Tensor, filled: int) -> None:
-        """Sets the slots [B, q] of the coming pass (consecutive per row, past ``capacity`` = nowhere)."""
-        self.filled = filled
+        """Sets the slots [B, q] of the coming pass (consecutive per row, past ``capacity`` = nowhere).
+
+        Looks for the quicker write of rows that are equally long; not on a GPU, which it would have to wait for.
+        """
         first = slots[:, 0]
-        inside = int(slots.max()) <= self.capacity
-        if inside and bool((first == first[0]).all()):
-            self._rows, self._slots = None, slice(int(first[0]), int(first[0]) + slots.shape[1])
+        if slots.is_cuda or int(slots.max()) > self.capacity or not bool((first == first[0]).all()):
+            self.aim(slots, filled)
         else:
-            self._rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
-            self._slots = slots.clamp(max=self.capacity)
+            self.filled = filled
+            self._rows, self._slots = None, slice(int(first[0]), int(first[0]) + slots.shape[1])
+
+    def aim(self, slots: Tensor, filled: int) -> None:
+        """As ``begin``, without a look at the numbers: fit for a graph that is replayed with others."""
+        self.filled = filled
+        self._rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
+        self._slots = slots.clamp(max=self.capacity)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Stores keys and values [B, heads, q, head_dim] of a layer; returns views [B, heads, filled, head_dim]."""
         if layer not in self._layers:
             self._layers[layer] = (self._empty(keys), self._empty(values))
-        stored = self._layers[layer]
+        stored = [each[: keys.shape[0]] for each in self._layers[layer]]
         for store, new in zip(stored, (keys, values)):
             if self._rows is None:
                 store[:, :, self._slots] = new

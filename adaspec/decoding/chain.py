@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,13 +15,12 @@ from adaspec.decoding.drafter import Batch, Drafter, EdgeTally, ModelDrafter, St
 from adaspec.decoding.feature import FeatureReader
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.lookup import LookupDrafter
-from adaspec.decoding.sampling import GREEDY, Processor, Sampler, SamplingParams
+from adaspec.decoding.profiling import Profiler
+from adaspec.decoding.sampling import Processor, Sampler, SamplingParams
 from adaspec.decoding.shadow import Shadow, overhear
 from adaspec.decoding.shield import Report, Shield
 from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import LACKING, Context, Plan
-
-PROFILE_CONTEXT = 32  # tokens in the cache while passes are timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +52,22 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """Log-probability of a committed token under the target, before penalties and temperature.
+
+    ``top``: (token, log-probability) of the most likely tokens at its position, best first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
-    """What a round committed: per row its new tokens, log-probabilities if asked for, and whether the row ended."""
+    """What a round committed: per row its new tokens, their scores if asked for, and whether the row ended."""
 
     tokens: list[list[int]]
-    logprobs: list[list[float]] | None
+    scores: list[list[Score]] | None
     finished: list[bool]
     outcome: RoundOutcome
 
@@ -189,11 +198,12 @@ class Chain:
         sequences: Sequences,
         *,
         watch: Watch | None = None,
-        logprobs: bool = False,
+        logprobs: int | None = None,
         processor: Processor | None = None,
     ) -> None:
         """Takes in a batch and feeds the target all but the last token of each prompt.
 
+        ``logprobs``: how many of the most likely tokens are told with the score of each; None: no scores.
         ``processor``: what happens to the logits of every model, in place of the penalties.
 
         Raises:
@@ -208,7 +218,7 @@ class Chain:
         width = max(map(len, sequences.stop_ids))
         stop_ids = [[*ids, *[-1] * (width - len(ids))] for ids in sequences.stop_ids]
         stops = torch.tensor(stop_ids, dtype=torch.long, device=device).view(size, width)
-        self._left = torch.tensor(sequences.max_new_tokens, device=device)  # [B], 0 once a row has ended
+        self._left = list(sequences.max_new_tokens)  # tokens still to come per row, 0 once it has ended
         self._watch, self._logprobs = watch, logprobs
         self.begin(Batch(buffer, Sampler(sequences.sampling, device, processor), stops, buffer.lengths))
 
@@ -227,30 +237,35 @@ class Chain:
 
     def context(self, tag: str = "") -> Context:
         """Running rows, their mean length, and what idle models lack of it."""
-        running = self._left > 0
-        rows = max(int(running.sum()), 1)
-        total = int(self._batch.sequence.lengths[running].sum())
+        running = self._running_rows
+        rows, total = max(running, 1), self._held(self._batch.sequence.lengths)
         lacking = (
-            (name, (total - int(member.lengths[running].sum())) // rows - 1)
+            (name, (total - self._held(member.lengths)) // rows - 1)
             for name, member in self.members.items()
             if isinstance(member, LanguageModel) and name != self.target.name
         )
-        return Context(int(running.sum()), total // rows, tag, tuple(one for one in lacking if one[1] >= LACKING))
+        return Context(running, total // rows, tag, tuple(one for one in lacking if one[1] >= LACKING))
+
+    def _held(self, lengths: Tensor) -> int:
+        """The sum of ``lengths`` [B] over running rows."""
+        return sum(length for length, left in zip(lengths.tolist(), self._left) if left)
+
+    @property
+    def _running_rows(self) -> int:
+        return sum(left > 0 for left in self._left)
 
     @property
     def running(self) -> bool:
-        return bool((self._left > 0).any())
+        return any(self._left)
 
     def round(self, plan: Plan) -> Round:
         """Plays one round: every running row commits 1 .. windows[0] + 1 tokens."""
         self.prepare([plan])
         began = self._clock.now()
-        rows = int((self._left > 0).sum())
-        verdict = self.emit(plan, self._left)
-        logprobs = _logprobs(verdict) if self._logprobs else None
+        rows = self._running_rows
+        verdict = self.emit(plan, torch.tensor(self._left, device=self.target.device))
         tokens, finished = self._commit(verdict)
-        if logprobs is not None:
-            logprobs = [values[: len(kept)] for values, kept in zip(logprobs, tokens)]
+        scores = None if self._logprobs is None else _scores(verdict, [len(kept) for kept in tokens], self._logprobs)
         scored = self._score(plan)
         seconds = self._clock.now() - began
         passes, catch_up = self._clock.drain()
@@ -259,7 +274,7 @@ class Chain:
         ]
         edges = (*(own for own, *_ in drained), *(part for _, *parts in drained for part in parts))
         outcome = RoundOutcome(sum(map(len, tokens)), seconds, rows, catch_up, edges, passes, scored)
-        return Round(tokens, logprobs, finished, outcome)
+        return Round(tokens, scores, finished, outcome)
 
     def _score(self, plan: Plan) -> tuple[EdgeOutcome, ...]:
         played = {drafter for verifier, drafter, _ in plan.edges() if verifier == self.target.name}
@@ -302,71 +317,60 @@ class Chain:
         kept, left = [], []
         stops = self._batch.is_stop(verdict.tokens).tolist()
         for row, (tokens, count, budget) in enumerate(
-            zip(verdict.tokens.tolist(), verdict.counts.tolist(), self._left.tolist())
+            zip(verdict.tokens.tolist(), verdict.counts.tolist(), self._left)
         ):
             tokens = tokens[:count]
             ended = count > 0 and (stops[row][count - 1] or count >= budget)
             keep = self._watch(row, tokens) if self._watch and tokens else None
             kept.append(tokens[:keep])
             left.append(0 if ended or keep is not None else budget - count)
-        self._left = torch.tensor(left, device=self._left.device)
+        self._left = left
         return kept, [budget == 0 for budget in left]
+
+    def prepare_passes(self, shapes: Mapping[str, Collection[int]], batch_sizes: Collection[int] = (1,)) -> None:
+        """Makes the passes of ``PlanSpace.shapes`` ready, see ``LanguageModel.prepare``; ends the running batch.
+
+        Beneath the target a model that had all its drafts accepted is fed one token more.
+        """
+        lengths: dict[LanguageModel, set[int]] = {}
+        for name, query_lens in shapes.items():
+            model = self._model(name)
+            if model is not None:
+                known = lengths.setdefault(model, set())
+                known |= {*query_lens} if model is self.target else {*query_lens, max(query_lens) + 1}
+        for model, known in lengths.items():
+            model.prepare(known, batch_sizes, self.capacity)
+
+    def _model(self, name: str) -> LanguageModel | None:
+        """The model that passes of this name are run by: a drafter that runs models stands for the last of them."""
+        member = self.members[name]
+        model = next(reversed(member.models), None) if isinstance(member, Drafter) else member
+        return None if model is None or model.rollback_obstacle else model
 
     def profile(self, shapes: Mapping[str, Iterable[int]], *, batch_size: int = 1, repeats: int = 3) -> list[Pass]:
         """Times the passes of the given models and query lengths on a short made-up text; the median of ``repeats``.
 
-        A drafter that runs models stands for the last of them; one that reads a model's features is timed as it drafts.
-        Ends the batch that is being decoded.
+        A drafter that reads a model's features is timed as it drafts. Ends the batch that is being decoded.
         """
-        measured = []
+        profiler, measured = Profiler(self._clock, self.capacity, batch_size, repeats), []
         for name, lengths in shapes.items():
             member = self.members[name]
             if isinstance(member, FeatureReader) and member.verifier is not None:
-                measured.append(self._time_steps(member, member.verifier, batch_size, repeats))
+                measured.append(profiler.step(member, member.verifier))
                 continue
-            model = next(reversed(member.models), None) if isinstance(member, Drafter) else member
-            if model is not None and not model.rollback_obstacle:
-                passes = [self._time(model, length, batch_size, repeats) for length in sorted(lengths)]
+            model = self._model(name)
+            if model is not None:
+                passes = [profiler.forward(model, length) for length in sorted(lengths)]
                 measured += [replace(each, model=name) for each in passes]
         return measured
 
-    def _time(self, model: LanguageModel, query_len: int, batch_size: int, repeats: int) -> Pass:
-        buffer, start = self._made_up(model, query_len, batch_size)
-        buffer.lengths = start + query_len
-        active = torch.ones(batch_size, dtype=torch.bool, device=model.device)
-        model.start(batch_size, buffer.capacity)
-        model.catch_up(buffer, start)
-        for _ in range(repeats):
-            model.rollback(start)
-            model.logits(buffer, start, query_len, active)
-        seconds = statistics.median(each.seconds for each in self._clock.drain()[0])
-        return Pass(model.name, query_len, batch_size, int(start[0]), seconds)
 
-    def _time_steps(self, drafter: FeatureReader, verifier: LanguageModel, batch_size: int, repeats: int) -> Pass:
-        """The step of a drafter from its own states; each draft has one that catches up before it."""
-        buffer, start = self._made_up(verifier, 2, batch_size)
-        ends = torch.full((batch_size, 0), -1, device=verifier.device)
-        batch = Batch(buffer, Sampler([GREEDY] * batch_size, verifier.device), ends, start)
-        for member in (verifier, drafter):
-            member.start(batch_size, buffer.capacity)
-        for _ in range(repeats + 1):
-            buffer.truncate(start)
-            drafter.rollback(start - 1)
-            drafter.propose(batch, torch.full_like(start, 2))
-        passes = [each for each in self._clock.drain()[0] if each.model == drafter.name]
-        seconds = statistics.median(each.seconds for each in passes[3::2])  # behind the first draft, which warms up
-        return Pass(drafter.name, 1, batch_size, int(start[0]), seconds)
-
-    def _made_up(self, model: LanguageModel, more: int, batch_size: int) -> tuple[TokenBuffer, Tensor]:
-        """A text for ``more`` tokens behind some context, and the context's length [B]."""
-        context = max(1, min(PROFILE_CONTEXT, self.capacity - more))
-        buffer = TokenBuffer(batch_size, context + more, model.device)
-        buffer.tokens[:] = torch.arange(buffer.tokens.shape[1]) % model.vocab_size
-        return buffer, torch.full((batch_size,), context, device=model.device)
-
-
-def _logprobs(verdict: Verdict) -> list[list[float]]:
-    """Log-probabilities of the emitted tokens under the target, before penalties and temperature."""
-    scores = torch.log_softmax(verdict.logits.float(), -1).gather(-1, verdict.tokens[..., None])
-    rows: list[list[float]] = scores.squeeze(-1).tolist()
-    return rows
+def _scores(verdict: Verdict, counts: Sequence[int], top: int) -> list[list[Score]]:
+    """Of the first ``counts[b]`` emitted tokens of each row, with the ``top`` most likely ones at their positions."""
+    laws = torch.log_softmax(verdict.logits.float(), -1)  # [B, m + 1, V]
+    own = laws.gather(-1, verdict.tokens[..., None]).squeeze(-1)
+    values, tokens = laws.topk(min(top, laws.shape[-1]), -1)  # [B, m + 1, top]
+    return [
+        [Score(value, tuple(zip(ids, best))) for value, ids, best in zip(*row)][:count]
+        for *row, count in zip(own.tolist(), tokens.tolist(), values.tolist(), counts)
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,10 @@ class Batch:
     def is_stop(self, tokens: Tensor) -> Tensor:
         """Which of ``tokens`` [B, n] end their row; [B, n] bool."""
         return (tokens[..., None] == self.stop_ids[:, None, :]).any(-1)
+
+    def ends(self, tokens: Tensor) -> Tensor:
+        """Which of ``tokens`` [B] end their row; [B] bool."""
+        return (tokens[:, None] == self.stop_ids).any(1)
 
     def cut(self, tokens: Tensor, counts: Tensor) -> Tensor:
         """Shortens ``counts`` [B] so that each row of ``tokens`` [B, n] ends at its first stop token."""
@@ -159,10 +164,11 @@ def one_by_one(
         first = sequence.lengths - 1
         logits = step(first, active)
         token, law = batch.sampler.choose(logits, sequence, first, active)
-        sequence.append(token[:, None], active.long())
+        sequence.append(token[:, None], active)
         counts = counts + active
-        active = active & (counts < limits) & ~batch.is_stop(token[:, None])[:, 0]
-        active = active & sure_enough(logits[:, 0], stop)
+        active = active & (counts < limits) & ~batch.ends(token)
+        if stop:
+            active = active & sure_enough(logits[:, 0], stop)
         tokens.append(token)
         laws.append(law)
     if not tokens:
@@ -221,6 +227,7 @@ class Stage(Drafter):
         self.tally = EdgeTally(window)
         self.part_tallies: dict[str, EdgeTally] = {}
         self.proposals: list[Proposal] = []  # the deterministic ones of the running round
+        self._marks: list[tuple[Any, Any, Any]] = []  # drafting began, it ended, the verification ended
         inner.attach(verifier)
 
     @property
@@ -237,11 +244,11 @@ class Stage(Drafter):
         A block is cut at its first stop token: nothing leaks behind it.
         """
         clock, sequence = self.verifier.clock, batch.sequence
-        began = clock.now()
+        began = clock.mark()
         start, active = sequence.lengths, limits > 0
         asked = (limits - 1).clamp(0, self.window)
         draft = self.inner.propose(batch, asked, self.stop)
-        drafted = clock.now()
+        drafted = clock.mark()
         first = start - 1
         logits = self.verifier.logits(sequence, first, draft.tokens.shape[1] + 1, active)
         result, law = batch.sampler.verify(draft.tokens, draft.counts, draft.law, logits, sequence, first, active)
@@ -250,8 +257,7 @@ class Stage(Drafter):
         sequence.append(tokens, counts)
         self.rollback(torch.where(active, start + counts - 1, sequence.capacity))
         self._record(batch, Proposal(start, asked, draft), result.accepted)
-        self.tally.draft_seconds += drafted - began
-        self.tally.verify_seconds += clock.now() - drafted
+        self._marks.append((began, drafted, clock.mark()))
         return Verdict(tokens, counts, law, logits)
 
     def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
@@ -267,7 +273,7 @@ class Stage(Drafter):
                 law = verdict.law.new_zeros(len(limits), width, verdict.law.shape[2]) if law is None else law
                 put_rows(law, counts, verdict.law, verdict.counts)
             counts = counts + verdict.counts
-            ended = batch.is_stop(sequence.slice(sequence.lengths - 1, 1))[:, 0] & (counts > 0)
+            ended = batch.ends(sequence.slice(sequence.lengths - 1, 1)[:, 0]) & (counts > 0)
             remaining = torch.where(ended, 0, limits - counts)
         return Draft(sequence.slice(start, width), counts, law)
 
@@ -282,8 +288,8 @@ class Stage(Drafter):
         """A draft that ended at a stop token was not asked for more."""
         asked, draft = proposal.asked, proposal.draft
         if draft.tokens.shape[1]:
-            last = draft.tokens.gather(1, (draft.counts - 1).clamp(min=0)[:, None])
-            ended = batch.is_stop(last)[:, 0] & (draft.counts > 0)
+            last = draft.tokens.gather(1, (draft.counts - 1).clamp(min=0)[:, None])[:, 0]
+            ended = batch.ends(last) & (draft.counts > 0)
             asked = torch.where(ended, draft.counts, asked)
         self.tally.add(asked, draft.counts, accepted)
         before = torch.zeros_like(asked)
@@ -301,6 +307,10 @@ class Stage(Drafter):
         """
         name, sign, stop = drafter.partition("?")
         self.proposals.clear()
+        for began, drafted, ended in self._marks:
+            self.tally.draft_seconds += self.verifier.clock.span(began, drafted)
+            self.tally.verify_seconds += self.verifier.clock.span(drafted, ended)
+        self._marks.clear()
         outcomes = [self.tally.drain(verifier, drafter)]
         for part, tally in self.part_tallies.items():
             outcome = tally.drain(verifier, f"{name}.{part}{sign}{stop}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
-from adaspec.decoding.cache import TokenBuffer
+from adaspec.decoding.cache import TokenBuffer, largest
 from adaspec.decoding.clock import WallClock
 from adaspec.decoding.features import FeatureBuffer
 
@@ -30,6 +31,7 @@ class LanguageModel(ABC):
         self.lengths = torch.zeros(0, dtype=torch.long)
         self._features: dict[tuple[int, ...], FeatureBuffer] = {}
         self._capacity = 0
+        self._context = 0  # tokens in the longest row as a pass begins
 
     @property
     def device(self) -> torch.device:
@@ -38,7 +40,8 @@ class LanguageModel(ABC):
     @abstractmethod
     def _forward(self, tokens: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
         """One pass over ``tokens`` [B, q] at positions ``slots`` [B, q]; returns the logits of the positions with
-        index ``rows`` [B, n] within the pass, [B, n, V], or [B, 0, V] for n = 0.
+        index ``rows`` [B, n] within the pass, [B, n, V], or [B, 0, V] for n = 0. ``_context`` is the largest of the
+        first slots, known without asking the device.
         """
 
     def start(self, batch_size: int, capacity: int) -> None:
@@ -87,32 +90,52 @@ class LanguageModel(ABC):
             [B, count, vocab_size] float32 logits of the next token after each position.
         """
         pending = torch.where(active, sequence.lengths - self.lengths, 0)
-        if int(pending.max()) > count + 1:
+        query_len = self._read(pending)
+        if query_len > count + 1:
             self.catch_up(sequence, torch.where(active, first, self.lengths))
             pending = torch.where(active, sequence.lengths - self.lengths, 0)
-        rows = (first - self.lengths)[:, None] + torch.arange(count, device=first.device)  # [B, count]
-        query_len = int(pending.max())
-        return self._feed(sequence, query_len, rows.clamp(0, query_len - 1), pending)
+            query_len = self._read(pending)
+        rows = (first - self.lengths)[:, None]  # [B, count]
+        if count > 1:
+            rows = rows + torch.arange(count, device=first.device)
+        return self._feed(sequence, query_len, rows.clamp_(0, query_len - 1), pending)
 
     def catch_up(self, sequence: TokenBuffer, stop: Tensor) -> None:
         """Feeds the positions before ``stop`` [B] that the cache lacks, in chunks, timed as catch-up."""
         none = stop.new_zeros(stop.shape[0], 0)
         while True:
             pending = (stop - self.lengths).clamp(min=0, max=self.catch_up_chunk)
-            query_len = int(pending.max())
+            query_len = self._read(pending)
             if query_len == 0:
                 return
             self._feed(sequence, query_len, none, pending, catch_up=True)
 
+    def _read(self, pending: Tensor) -> int:
+        """The most tokens that a row lacks; and ``_context``, the most that one holds."""
+        self._context = largest(self.lengths)
+        return largest(pending)
+
     def _feed(
         self, sequence: TokenBuffer, query_len: int, rows: Tensor, pending: Tensor, *, catch_up: bool = False
     ) -> Tensor:
-        slots = self.lengths[:, None] + torch.arange(query_len, device=rows.device)  # [B, q]
-        tokens = sequence.slice(self.lengths, query_len)
-        context = int(self.lengths.max())
-        with self.clock.measure(self.name, query_len, sequence.batch_size, context, catch_up=catch_up):
+        slots = self.lengths[:, None]  # [B, q]
+        if query_len > 1:
+            slots = slots + torch.arange(query_len, device=rows.device)
+        tokens = sequence.tokens.gather(1, slots.clamp(max=sequence.capacity))
+        with self.clock.measure(self.name, query_len, sequence.batch_size, self._context, catch_up=catch_up):
             logits = self._forward(tokens, slots, rows)
             for layers, buffer in self._features.items():
                 buffer.write(slots, self._states(layers))
         self.lengths = self.lengths + pending
         return logits
+
+    def prepare(  # noqa: B027 - nothing to do where any shape can be run at once
+        self, query_lens: Collection[int], batch_sizes: Collection[int], capacity: int
+    ) -> None:
+        """Makes passes of these shapes ready, so that none is made ready later. Most models need nothing.
+
+        Args:
+            query_lens: positions per row; a pass of fewer may be run as one of more.
+            batch_sizes: rows; likewise.
+            capacity: of the longest sequence to come.
+        """

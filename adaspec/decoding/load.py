@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from adaspec.decoding.graphs import GraphModel, cuda_capture
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.model import Model, check_precision, load_module, rollback_obstacle
 from adaspec.decoding.native.decoder import obstacle
@@ -13,7 +14,7 @@ from adaspec.decoding.native.model import NativeCopy, NativeModel
 from adaspec.decoding.native.weights import KINDS
 from adaspec.decoding.packed import PRECISIONS, pack
 
-RUNNERS = ("auto", "native", "torch")
+RUNNERS = ("auto", "native", "graphs", "torch")
 
 
 def check_runner(runner: str, precision: str, device: str) -> None:
@@ -26,6 +27,8 @@ def check_runner(runner: str, precision: str, device: str) -> None:
         raise ValueError(f"the runner is one of {', '.join(RUNNERS)}, got {runner!r}")
     if runner == "native" and (device != "cpu" or precision not in KINDS):
         raise ValueError(f"the native runner computes {', '.join(KINDS)} on the cpu, not {precision} on {device}")
+    if runner == "graphs" and not device.startswith("cuda"):
+        raise ValueError(f"the graphs runner needs a CUDA device, not {device}")
     if runner == "torch" and precision not in PRECISIONS and device == "cpu":
         raise ValueError(f"the torch runner computes {', '.join(PRECISIONS)} on the cpu, not {precision}")
 
@@ -49,8 +52,8 @@ def load_model(
         source: a local folder or a hub name.
         precision: of the weights, as for ``load_module``.
         device: "cpu", "cuda", ...
-        runner: "native" computes passes in C, "torch" with torch's packed layers; "auto" takes the first where it
-            can, and ``Model.runner`` tells which it is and why.
+        runner: "native" computes passes in C on a CPU, "graphs" replays CUDA graphs on a GPU, "torch" is eager, with
+            packed layers on a CPU; "auto" takes the first that can, and ``Model.runner`` tells which it is and why.
         trust_remote_code: run code that comes with the weights.
         vocab_size: as for ``Model``.
         target: the model of the same weights that it will draft for; its cache is shared where both are native.
@@ -63,6 +66,8 @@ def load_model(
     check_precision(precision, device)
     if device != "cpu" or precision not in KINDS or runner == "torch":
         module = load_module(source, precision=precision, device=device, trust_remote_code=trust_remote_code)
+        if device.startswith("cuda") and runner != "torch":
+            return GraphModel(name, module, cuda_capture(device), vocab_size)
         return Model(name, module, vocab_size)
     module = load_module(source, precision="stock", trust_remote_code=trust_remote_code)
     reason = rollback_obstacle(module) or obstacle(module, precision)

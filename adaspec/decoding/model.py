@@ -16,6 +16,7 @@ from transformers.utils import logging as hf_logging
 
 from adaspec.decoding.attention import register as register_attention
 from adaspec.decoding.cache import KVCache
+from adaspec.decoding.gpu_attention import register as register_gpu_attention
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.packed import CPU_PRECISIONS, pack
 
@@ -95,30 +96,34 @@ class Model(LanguageModel):
         if limit is not None and capacity > limit[0]:
             raise ValueError(f"{self.name}: the request may need {capacity} tokens, {limit[1]} is {limit[0]}")
         super().start(batch_size, capacity)
-        if self._store is None or self._store.batch_size != batch_size or self._store.capacity < capacity:
+        if self._store is None or self._store.batch_size < batch_size or self._store.capacity < capacity:
             self._store = KVCache(batch_size, capacity)
 
     @torch.inference_mode()
     def _forward(self, tokens: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
         assert self._store is not None, "start() comes first"
         store = self._store
-        filled = min(int(slots.max()) + 1, store.capacity + 1)
+        filled = min(self._context + slots.shape[1], store.capacity + 1)
         store.begin(slots, filled)
         positions = slots.clamp(max=store.capacity - 1)  # what lies behind belongs nowhere, and has no embedding
-        inputs: dict[str, Any] = {
-            "input_ids": tokens.clamp(max=self._embeddings - 1),
-            "position_ids": positions,
-            "attention_mask": self._mask(positions, filled),
-            "use_cache": True,
-            self._cache_name: _ViewOfKVCache(store),
-        }
+        inputs = self._inputs(tokens, positions, store)
         if not rows.shape[1]:
             self.module.base_model(**inputs)
             return tokens.new_zeros((*rows.shape, self.vocab_size), dtype=torch.float32)
-        first = int(rows.min())
-        kept = torch.arange(first, int(rows.max()) + 1, device=rows.device)
+        first, stop = (0, slots.shape[1]) if rows.is_cuda else (int(rows.min()), int(rows.max()) + 1)
+        kept = torch.arange(first, stop, device=rows.device)
         logits = self.module(**inputs, logits_to_keep=kept).logits.float()
-        return fit(_pick(logits, rows - first), self.vocab_size)
+        return fit(pick(logits, rows - first), self.vocab_size)
+
+    def _inputs(self, tokens: Tensor, positions: Tensor, store: KVCache) -> dict[str, Any]:
+        """What the module's forward takes for ``tokens`` at ``positions``, [B, q] both, over the filled cache."""
+        return {
+            "input_ids": tokens.clamp(max=self._embeddings - 1),
+            "position_ids": positions,
+            "attention_mask": self._mask(positions, store.filled),
+            "use_cache": True,
+            self._cache_name: _ViewOfKVCache(store),
+        }
 
     def _watch(self, layers: tuple[int, ...]) -> None:
         self._check_layers(layers)
@@ -183,10 +188,10 @@ class PlainModel(LanguageModel):
     def _forward(self, tokens: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
         outputs = self.module(input_ids=tokens, use_cache=True, **{self._cache_name: self._cache})
         self._cache = outputs[self._cache_name]
-        return fit(_pick(outputs.logits.float(), rows), self.vocab_size)
+        return fit(pick(outputs.logits.float(), rows), self.vocab_size)
 
 
-def _pick(logits: Tensor, rows: Tensor) -> Tensor:
+def pick(logits: Tensor, rows: Tensor) -> Tensor:
     """Rows [B, n] of logits [B, q, V]."""
     if rows.shape[0] == 1 and logits.shape[1] == rows.shape[1]:
         return logits
@@ -265,7 +270,7 @@ def load_module(
             dtype=dtype,
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
-            attn_implementation=register_attention() if on_cpu else "eager" if softcap else "sdpa",
+            attn_implementation=register_attention() if on_cpu else "eager" if softcap else register_gpu_attention(),
             output_loading_info=True,
         )
     missing = sorted(map(str, (*report["missing_keys"], *report["mismatched_keys"])))

@@ -59,17 +59,34 @@ class Uniforms:
 
     def __init__(self, seeds: Tensor) -> None:
         self._keys = _mix(_mix(seeds) + _GOLDEN)  # [B] int64
-        self._counters = torch.zeros_like(seeds)
+        self._counters = torch.zeros_like(seeds)  # numbers used before the block
+        self._used = torch.zeros_like(seeds)  # of the block
+        self._block = torch.zeros(len(seeds), 0, dtype=torch.float64, device=seeds.device)
+        self._drawn = 0  # the most that a row can have used of it
 
     def draw(self, count: int, used: Tensor) -> Tensor:
-        """The next ``count`` numbers of every row, [B, count] float64 in [0, 1); row b uses up ``used[b]`` of them."""
+        """The next ``count`` numbers of every row, [B, count] float64 in [0, 1); row b uses up ``used[b]`` of them.
+
+        They are computed in blocks, as that takes twenty operations.
+        """
+        if self._drawn + count > self._block.shape[1]:
+            self._counters = self._counters + self._used
+            self._used = torch.zeros_like(self._used)
+            self._block, self._drawn = self._numbers(max(count, _BLOCK)), 0
+        at = self._used[:, None]
+        if count > 1:
+            at = at + torch.arange(count, device=at.device)
+        self._used, self._drawn = self._used + used, self._drawn + count
+        return self._block.gather(1, at)
+
+    def _numbers(self, count: int) -> Tensor:
         steps = torch.arange(1, count + 1, device=self._keys.device)
         bits = _mix(self._keys[:, None] + (self._counters[:, None] + steps) * _GOLDEN)
-        self._counters = self._counters + used
         return ((bits >> 16) & ((1 << 48) - 1)).to(torch.float64) * 2.0**-48
 
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_BLOCK = 64  # random numbers computed at once
 
 
 def _mix(bits: Tensor) -> Tensor:
@@ -98,13 +115,15 @@ class Sampler:
         device: torch.device | str = "cpu",
         processor: Processor | None = None,
     ) -> None:
-        def column(values: list[float] | list[int]) -> Tensor:
+        def column(values: list[float] | list[int] | list[bool]) -> Tensor:
             return torch.tensor(values, device=device)[:, None, None]  # [B, 1, 1]
 
         self._processor = processor
         self.uniforms = Uniforms(torch.tensor([p.seed for p in params], dtype=torch.long, device=device))
-        self.greedy = all(p.temperature == 0.0 for p in params)
-        self._temperature = column([p.temperature for p in params])
+        temperatures = [p.temperature for p in params]
+        self.greedy = not any(temperatures)
+        self._greedy_rows = column([p.temperature == 0.0 for p in params]) if 0.0 in temperatures else None
+        self._divisor = column([each or 1.0 for each in temperatures])
         self._top_k = column([p.top_k for p in params]) if any(p.top_k for p in params) else None
         self._top_p = column([p.top_p for p in params]) if any(p.top_p < 1 for p in params) else None
         self._min_p = column([p.min_p for p in params]) if any(p.min_p for p in params) else None
@@ -131,14 +150,12 @@ class Sampler:
 
     def law(self, logits: Tensor) -> Tensor:
         """The law of penalised logits [B, n, V], float32 rows that sum to 1."""
-        greedy = self._temperature == 0
         logits = logits.float()
         above = logits - logits.amax(-1, keepdim=True)  # at most 0: no temperature overflows it
-        scaled = above / torch.where(greedy, 1.0, self._temperature)
-        scaled = _filter(scaled, self._top_k, self._top_p, self._min_p)
+        scaled = _filter(above.div_(self._divisor), self._top_k, self._top_p, self._min_p)
         law = torch.softmax(scaled, dim=-1)
-        if bool(greedy.any()):
-            law = torch.where(greedy, _one_hot(logits.argmax(-1), logits.shape[-1]), law)
+        if self._greedy_rows is not None:
+            law = torch.where(self._greedy_rows, _one_hot(logits.argmax(-1), logits.shape[-1]), law)
         return law
 
     def choose(

@@ -56,7 +56,13 @@ def test_without_a_compiler_torch_takes_over(folder, monkeypatch):
 
 @pytest.mark.parametrize(
     "wrong",
-    [("fast", "fp16", "cpu"), ("native", "stock", "cpu"), ("native", "fp16", "cuda"), ("torch", "int4", "cpu")],
+    [
+        ("fast", "fp16", "cpu"),
+        ("native", "stock", "cpu"),
+        ("native", "fp16", "cuda"),
+        ("graphs", "fp16", "cpu"),
+        ("torch", "int4", "cpu"),
+    ],
 )
 def test_a_runner_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match="runner"):

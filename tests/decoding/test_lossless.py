@@ -182,7 +182,7 @@ def test_greedy_and_sampled_rows_share_a_batch():
     kind = (torch.arange(rows) % 21).div(10, rounding_mode="floor")  # 10 rows free, 10 with everything on, 1 greedy
     batch = toy_batch(FREE, rows, 4)
     sampler = Sampler(kinds)
-    for name in ("_temperature", "_top_k", "_top_p", "_min_p", "_penalty"):
+    for name in ("_divisor", "_greedy_rows", "_top_k", "_top_p", "_min_p", "_penalty"):
         setattr(sampler, name, getattr(sampler, name)[kind])  # as from 210,000 SamplingParams, but fast
     sampler.uniforms, batch.sampler = batch.sampler.uniforms, sampler
     tokens = play(toy_chain(), chain_plan(2, 1), batch, 3, extra=1)
