@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from adaspec.decoding.native.library import Decoder, Layer, Linear, Pass, library
 from adaspec.decoding.native.weights import LANES, Weights
@@ -133,8 +134,10 @@ class NativeStack:
             float32 logits [n, outputs], and the states [R, hidden] by layer.
         """
         cosine, sine = self._angles(position)
+        if len(wanted) > len(x):  # rows may be asked for twice, and each is gathered in x
+            x = functional.pad(x, (0, 0, 0, len(wanted) - len(x)))
         logits = x.new_empty(len(wanted), self.outputs)
-        states = {layer: x.clone() if layer == 0 else torch.empty_like(x) for layer in taps}
+        states = {layer: x[: len(sequence)].clone() for layer in taps}
         behind = [states[layer].data_ptr() if layer in states else None for layer in range(1, self.depth + 1)]
         pointers = (c_void_p * self.depth)(*behind)
         threads, rows = torch.get_num_threads(), len(sequence)

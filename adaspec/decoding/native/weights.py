@@ -43,19 +43,20 @@ class Weights:
             torch.cat([layer.weight.detach() for layer in layers]), torch.cat(biases) if biases else None
         )
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """A weight [outputs, inputs] and a bias [outputs]."""
+    def linear(self, weight: Tensor, bias: Tensor | None = None, *, kind: int | None = None) -> Linear:
+        """A weight [outputs, inputs] and a bias [outputs]; ``kind``: another one than the precision's."""
+        kind = self._kind if kind is None else kind
         (outputs, inputs), scale = weight.shape, None
         offset = None if bias is None else self.floats(bias)
-        if self._kind == INT4:
+        if kind == INT4:
             return Linear(self._address(_blocks(weight)), None, offset, outputs, inputs, INT4)
-        if self._kind == INT8:
+        if kind == INT8:
             steps = (weight.float().abs().amax(1) / 127).clamp_min(1e-30)
             weight, scale = (weight.float() / steps[:, None]).round(), self.floats(steps)
         width = library().panel_width()
-        weight = F.pad(weight, (0, -inputs % width, 0, -outputs % PANEL)).to(_DTYPES[self._kind])
+        weight = F.pad(weight, (0, -inputs % width, 0, -outputs % PANEL)).to(_DTYPES[kind])
         panels = weight.view(-1, PANEL, weight.shape[1] // width, width).transpose(1, 2)
-        return Linear(self._address(panels), scale, offset, outputs, inputs, self._kind)
+        return Linear(self._address(panels), scale, offset, outputs, inputs, kind)
 
     def layer(self, projections: Sequence[nn.Linear], norms: Sequence[nn.Module | None]) -> Layer:
         """A decoder layer of projections q, k, v, o, gate, up, down and the norms before attention, before the MLP, of
