@@ -17,7 +17,6 @@ from adaspec.decoding.packed import CPU_PRECISIONS
 from adaspec.plan import Plan, PlanSpace
 
 DEFAULT_TARGET = "smollm2-135m"
-EMBEDDED_DRAFTERS = ("lookup", "head", "lookup+head")  # of the default target, which comes with a head
 TARGET = "target"  # the target's name in plans
 
 
@@ -129,13 +128,11 @@ def parse_drafters(texts: Iterable[str]) -> tuple[DrafterSpec, ...]:
 def usual_drafters(target: str, device: str = "cpu", runner: str = "auto") -> tuple[DrafterSpec, ...]:
     """The drafters of a target when none are named.
 
-    Any target has lookup. The default one comes with a head and, where passes are computed in C, can afford an int4
-    copy of itself.
+    Any target has lookup. Where passes are computed in C the default one has an int4 copy of itself as well; others
+    may have it too (``--drafter int4``), but nobody has measured what it is worth there.
     """
-    if target != DEFAULT_TARGET:
-        return parse_drafters(["lookup"])
     native = device == "cpu" and runner in ("auto", "native") and can_compile()
-    return parse_drafters([*EMBEDDED_DRAFTERS, "int4"] if native else EMBEDDED_DRAFTERS)
+    return parse_drafters(["lookup", "int4"] if native and target == DEFAULT_TARGET else ["lookup"])
 
 
 @dataclass(frozen=True, slots=True)
