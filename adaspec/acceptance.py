@@ -44,6 +44,9 @@ class Acceptance:
         self._priors = priors
         self.rows = {edge: row for row, edge in enumerate(edges)}
         self._mean = np.array([known.get(edge, priors.acceptance) for edge in edges])  # [edges]
+        known_edges = np.array([edge in known for edge in edges], dtype=bool)
+        self._weight = np.where(known_edges, priors.known_strength, priors.acceptance_strength)  # [edges]
+        self._caution = np.where(known_edges, 1.0, priors.caution)[:, None]  # [edges, 1]
         self._length = _lengths(edges, positions, space)  # [edges, positions]
         self._varies = bool((self._length < 1.0).any())  # whether some draft was or may be shorter than asked for
         self.sums = np.zeros((4, len(edges), positions), dtype=np.int64)
@@ -141,7 +144,7 @@ class Acceptance:
 
     def _rate(self, counts: Floats) -> tuple[Floats, Floats]:
         """Beta parameters of the one rate of each edge; [edges] each."""
-        weight = self._priors.acceptance_strength
+        weight = self._weight
         reached, accepted = counts[:2].sum(axis=-1)
         return weight * self._mean + accepted, weight * (1.0 - self._mean) + reached - accepted
 
@@ -149,7 +152,7 @@ class Acceptance:
         """Beta parameters per position, given rates [..., edges]; [..., edges, positions] each."""
         weight, (reached, accepted) = self._priors.position_strength, counts[:2]
         unknown = np.cumsum(weight / (weight + reached), axis=-1)
-        rate = np.clip(rate[..., None] * self._priors.caution**unknown, 0.001, 0.999)
+        rate = np.clip(rate[..., None] * self._caution**unknown, 0.001, 0.999)
         return weight * rate + accepted, weight * (1.0 - rate) + (reached - accepted)
 
     def mean(self, tag: str) -> Floats:

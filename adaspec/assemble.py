@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
@@ -13,6 +13,7 @@ from adaspec.decoding.chain import Chain
 from adaspec.decoding.clock import CudaClock, WallClock
 from adaspec.decoding.device import check_device, use_fastest, use_threads
 from adaspec.decoding.drafter import Drafter
+from adaspec.decoding.feature import FeatureReader
 from adaspec.decoding.generate import Generator, Request
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.model import Model, PlainModel, sequence_limit, stop_token_ids
@@ -21,6 +22,7 @@ from adaspec.members import Loader, Member
 from adaspec.outcome import Pass
 from adaspec.plan import PlanSpace
 from adaspec.policy import Fixed, Policy
+from adaspec.priors import COPY_ACCEPTANCE, LOOKUP_ACCEPTANCE, one_rate
 from adaspec.setup import DEFAULT_TARGET, TARGET, DrafterSpec, Setup, parse_drafters, span
 
 __all__ = ["DEFAULT_TARGET", "TARGET", "Assembly", "DrafterSpec", "Setup", "assemble", "parse_drafters", "span"]
@@ -30,7 +32,10 @@ Progress = Callable[[str, float | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A generator with what belongs to it. ``profile``: the timed passes; ``profile_seconds``: what that took."""
+    """A generator with what belongs to it. ``profile``: the timed passes; ``profile_seconds``: what that took.
+
+    ``known``: acceptance of drafters that is known beforehand, by name.
+    """
 
     generator: Generator
     controller: Controller
@@ -38,6 +43,7 @@ class Assembly:
     tokenizer: Any = field(repr=False)
     profile: tuple[Pass, ...] = ()
     profile_seconds: float = 0.0
+    known: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def runners(self) -> dict[str, str]:
@@ -100,7 +106,8 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
     chain = Chain(target, members, capacity=capacity, capacity_reason=reason, clock=clock)
     chain.prepare(space)
     policy = Fixed(setup.plan) if setup.plan is not None else None
-    controller = _controller(space, members, policy, setup.seed)
+    known = _known(used, members)
+    controller = _controller(space, members, policy, setup.seed, known)
     generator = Generator(chain, controller, tokenizer, stop_token_ids(target.module, tokenizer))
     tell("time the passes", None)
     began = clock.now()
@@ -111,15 +118,34 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
         use_fastest(lambda: chain.profile({TARGET: [1]})[0].seconds)
     profile = tuple(chain.profile(space.shapes()))
     controller.profile(profile)
-    return Assembly(generator, controller, space, tokenizer, profile, clock.now() - began)
+    return Assembly(generator, controller, space, tokenizer, profile, clock.now() - began, known)
 
 
-def _controller(space: PlanSpace, members: Mapping[str, Member], policy: Policy | None, seed: int) -> Controller:
-    return Controller(space, policy, CostModel(space, one_pass=_one_pass(members)), seed=seed % 2**63)
+def _controller(
+    space: PlanSpace, members: Mapping[str, Member], policy: Policy | None, seed: int, known: Mapping[str, float]
+) -> Controller:
+    """``known``: acceptance of some members beforehand."""
+    edges = {(verifier, drafter): drafter.partition("?")[0] for plan in space for verifier, drafter, _ in plan.edges()}
+    acceptance = {edge: known[name] for edge, name in edges.items() if name in known}
+    return Controller(space, policy, CostModel(space, None, _one_pass(members), acceptance), seed=seed % 2**63)
 
 
 def _one_pass(members: Mapping[str, Member]) -> list[str]:
     return [name for name, member in members.items() if isinstance(member, Drafter) and member.one_pass]
+
+
+def _known(specs: Iterable[DrafterSpec], members: Mapping[str, Member]) -> dict[str, float]:
+    """What is known of the acceptance of drafters before they are used."""
+    found = {}
+    for spec in specs:
+        member = members[spec.name]
+        if spec.kind == "precision":
+            found[spec.name] = COPY_ACCEPTANCE[spec.source]
+        elif spec.kind == "lookup":
+            found[spec.name] = LOOKUP_ACCEPTANCE
+        elif isinstance(member, FeatureReader) and member.acceptance:
+            found[spec.name] = one_rate(member.acceptance)
+    return found
 
 
 def _capacity(setup: Setup, target: LanguageModel, members: Mapping[str, Member]) -> tuple[int, str]:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from adaspec.commands import bench, corpus, demo, export, generate, models, serve, simulate, train
+from adaspec.commands import bench, corpus, demo, export, generate, models, report, serve, simulate, train
 
-COMMANDS = (generate, demo, serve, train, corpus, models, simulate, bench, export)  # in the order of --help
+COMMANDS = (generate, demo, serve, train, corpus, models, simulate, bench, report, export)  # in the order of --help
 EXTRAS = {
-    "bench": ("hydra", "omegaconf", "matplotlib", "wandb"),
+    "bench": ("hydra", "omegaconf", "matplotlib", "wandb", "jinja2", "markupsafe"),
     "serve": ("fastapi", "uvicorn", "starlette", "prometheus_client", "opentelemetry"),
 }  # what else than "decoding" a missing module belongs to
 

@@ -56,8 +56,16 @@ class Loader:
         module = load_module(source, precision=setup.precision, device=setup.device, trust_remote_code=trust)
         return PlainModel(name, module)
 
-    def model(self, name: str, source: Path, *, precision: str | None = None, vocab_size: int | None = None) -> Model:
-        """A model that can be rolled back, computed by what suits it."""
+    def model(
+        self,
+        name: str,
+        source: Path,
+        *,
+        precision: str | None = None,
+        vocab_size: int | None = None,
+        target: LanguageModel | None = None,
+    ) -> Model:
+        """A model that can be rolled back, computed by what suits it; ``target``: of the same weights."""
         setup, wanted = self._setup, precision or self._setup.precision
         self._tell(f"load {source.name} ({wanted})", None)
         return load_model(
@@ -68,6 +76,7 @@ class Loader:
             runner=setup.runner,
             trust_remote_code=setup.trust_remote_code,
             vocab_size=vocab_size,
+            target=target,
             tell=self._tell,
         )
 
@@ -98,13 +107,14 @@ class Loader:
             return self._bridge(spec, source, tokenizer)
         if spec.kind == "feature":
             assert isinstance(target, Model)  # plain decoding has no drafter
-            return load_feature_drafter(spec.name, feature_folder(spec.source, self._setup.target), target)
+            source = feature_folder(spec.source, self._setup.target)
+            return load_feature_drafter(spec.name, source, target, runner=self._setup.runner)
         if spec.kind == "python":
             return _own(spec, tokenizer)
         if spec.kind == "precision":
-            return self.model(spec.name, source, precision=spec.source, vocab_size=target.vocab_size)
+            return self.model(spec.name, source, precision=spec.precision, vocab_size=target.vocab_size, target=target)
         check_same_tokenizer(tokenizer, self.tokenizer(source), self._setup.target, spec.source)
-        return self.model(spec.name, source, vocab_size=target.vocab_size)
+        return self.model(spec.name, source, precision=spec.precision, vocab_size=target.vocab_size)
 
     def _lookup(self, spec: DrafterSpec, target: LanguageModel, tokenizer: Any) -> LookupDrafter:
         low, high = spec.ngrams

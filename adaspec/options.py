@@ -19,8 +19,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="[NAME=]SOURCE",
         help="repeatable: lookup, lookup:MIN-MAX (n-grams), a precision such as int8 (the target's own weights in it), "
-        "head (the feature drafter made for the default target), a model or feature drafter, bridge:MODEL (of another "
-        "tokenizer), A+B (two named before, as one), python:module.Class (your own) "
+        "head (the feature drafter made for the default target), a model or feature drafter, int8:MODEL (in its own "
+        "precision), bridge:MODEL (of another tokenizer), A+B (two named before, as one), python:module.Class (yours) "
         "(default: lookup)",
     )
     group.add_argument("--plan", metavar="PLAN", help="pin one plan, such as target/mid/draft:8,3, or target")
@@ -35,7 +35,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--precision",
         default="fp16",
-        help="of the weights: float32, fp16, int8, stock (torch's own layers) (default: %(default)s)",
+        help="of the weights: float32, fp16, int8, int4, stock (torch's own layers) (default: %(default)s)",
     )
     group.add_argument("--device", default="cpu", help="cpu, cuda, ... (default: %(default)s)")
     group.add_argument(

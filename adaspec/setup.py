@@ -12,7 +12,7 @@ from adaspec.decoding.feature_load import is_feature_drafter
 from adaspec.decoding.load import check_runner
 from adaspec.decoding.lookup import check_ngrams
 from adaspec.decoding.model import check_precision
-from adaspec.decoding.packed import PRECISIONS
+from adaspec.decoding.packed import CPU_PRECISIONS
 from adaspec.plan import Plan, PlanSpace
 
 DEFAULT_TARGET = "smollm2-135m"
@@ -26,7 +26,8 @@ class DrafterSpec:
     Sources: ``lookup`` or ``lookup:MIN-MAX`` (n-gram range); a precision (the target's own weights in it); ``head`` or
     a folder with a feature drafter (which reads the target's hidden states);
     ``a+b`` (a hybrid of drafters named before, ``parts``); ``bridge:SOURCE`` (a model of another tokenizer);
-    ``python:module.Class`` (a drafter of one's own); else anything the model store resolves.
+    ``python:module.Class`` (a drafter of one's own); else anything the model store resolves, in the target's precision
+    or, as ``int8:SOURCE``, in one of its own.
     """
 
     name: str
@@ -61,7 +62,13 @@ class DrafterSpec:
             return prefix
         if is_feature_drafter(self.source):
             return "feature"
-        return "precision" if self.source in PRECISIONS else "model"
+        return "precision" if self.source in CPU_PRECISIONS else "model"
+
+    @property
+    def precision(self) -> str | None:
+        """The precision of its weights; None: the target's."""
+        prefix = self.source.partition(":")[0]
+        return prefix if prefix in CPU_PRECISIONS else None
 
     @property
     def can_verify(self) -> bool:
@@ -71,7 +78,8 @@ class DrafterSpec:
     @property
     def model_source(self) -> str | None:
         """What the model store has to resolve for it, None for what is no model of its own."""
-        return {"model": self.source, "bridge": self.source.removeprefix("bridge:")}.get(self.kind)
+        prefix = {"model": f"{self.precision}:", "bridge": "bridge:"}.get(self.kind)
+        return None if prefix is None else self.source.removeprefix(prefix)
 
     @property
     def ngrams(self) -> tuple[int, int]:
@@ -98,8 +106,8 @@ class DrafterSpec:
     def _check(self) -> None:
         if self.kind == "lookup":
             _ = self.ngrams
-        if self.kind == "bridge" and not self.model_source:
-            raise ValueError(f"a bridge is written bridge:SOURCE, got {self.source!r}")
+        if self.model_source == "":
+            raise ValueError(f"a drafter is written {self.source}SOURCE, got {self.source!r}")
         if self.kind == "python" and not re.fullmatch(r"python:\w+(\.\w+)+", self.source):
             raise ValueError(f"a drafter of one's own is written python:module.Class, got {self.source!r}")
 

@@ -1,4 +1,6 @@
-"""Fixed examples for property-based tests; this folder on the path, for helpers.py; a tiny saved model."""
+"""Fixed examples for property-based tests; this folder on the path, for helpers.py; a tiny saved model; a browser."""
+
+import shutil
 
 import pytest
 from hypothesis import settings
@@ -21,3 +23,11 @@ def generate(model: str):
     return lambda *options: main(
         ["generate", "the quick brown", "--target", model, "--threads", "1", "--max-new-tokens", "24", *options]
     )
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("there is no Chromium")
+    return found

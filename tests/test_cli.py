@@ -94,6 +94,7 @@ BAD = [
     (["--stops", "0,x"], "0,x"),
     (["--stops", "1.5"], "1.5"),
     (["--drafter", "bridge:"], "bridge:SOURCE"),
+    (["--drafter", "int8:"], "int8:SOURCE"),
     (["--drafter", "python:nothing"], "python:module.Class"),
     (["--drafter", "python:no.such.Thing"], "no.such.Thing"),
     (["--drafter", "python:json.JSONDecodeError"], "JSONDecodeError"),

@@ -36,6 +36,17 @@ def test_a_hybrid_and_stops_are_played_and_give_the_same_text(generate, capsys) 
             assert [plan["plan"] for plan in report["plans"]] == [options[1]]
 
 
+def test_a_drafter_may_have_a_precision_of_its_own(generate, model: str, capsys) -> None:
+    (small,) = parse_drafters([f"small=int8:{model}"])
+    assert (small.kind, small.precision, small.model_source) == ("model", "int8", model)
+    assert generate("--json", "--plan", "target") == 0
+    plain = json.loads(capsys.readouterr().out)["text"]
+    assert generate("--json", "--drafter", f"small=int8:{model}", "--plan", "target/small:3") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["text"] == plain
+    assert f"load {Path(model).name} (int8)" in captured.err
+
+
 def test_a_space_holds_no_chain_with_a_model_above_a_hybrid_of_itself() -> None:
     setup = Setup(drafters=parse_drafters(["lookup", "int8", "lookup+int8"]), stops=(0.0, 0.4))
     chains = {(plan.models, plan.stop) for plan in span(setup)}

@@ -8,6 +8,7 @@ import pytest
 from adaspec import Context, CostModel, CostPriors, Decision, EdgeOutcome, Pass, Plan, PlanSpace, RoundOutcome, forecast
 from adaspec.acceptance import imputed
 from adaspec.merging import added
+from adaspec.priors import one_rate
 
 SPACE = PlanSpace.grid("t", ["d", "m"], [2, 4, 8], middles=["m"], inner_windows=[2, 3])
 PAIR = Plan.parse("t/d:4")
@@ -37,9 +38,26 @@ def test_an_unknown_pair_has_the_documented_prior():
     assert costs.acceptance("t", "d").tolist() == pytest.approx(
         [priors.acceptance * priors.caution ** (k + 1) for k in range(8)]
     )
-    assert costs.acceptance("t", "m")[0] == pytest.approx(0.9 * priors.caution)
+    assert costs.acceptance("t", "m").tolist() == pytest.approx([0.9] * 8)
     with pytest.raises(KeyError):
         costs.acceptance("d", "t")
+
+
+def test_what_is_known_beforehand_gives_way_to_what_is_seen():
+    """After its weight in positions the belief stands about half way; it is drawn from with that weight."""
+    costs = CostModel(SPACE, acceptance={("t", "d"): 0.9})
+    wide = CostModel(SPACE, CostPriors(known_strength=1.0), acceptance={("t", "d"): 0.9})
+    drawn = [each.sample_rates(np.random.default_rng(0), ONE, 400)[:, SPACE.arm(PAIR)] for each in (costs, wide)]
+    assert drawn[0].std() < 0.95 * drawn[1].std()
+    learn(costs, RoundOutcome(1, 0.1, edges=(edge([1], [0]),)), times=int(costs.priors.known_strength))
+    assert 0.3 < costs.acceptance("t", "d")[4] < 0.6
+
+
+@pytest.mark.parametrize(
+    ("hazards", "rate"), [([0.5], 0.5), ([0.5, 0.5, 0.5], 0.5), ([0.8, 0.5], 1.2 / 1.8), ([1.0, 0.0], 0.5)]
+)
+def test_positions_weigh_as_often_as_they_are_reached(hazards, rate):
+    assert one_rate(hazards) == pytest.approx(rate)
 
 
 def test_acceptance_is_learned_per_position_and_extrapolated_beyond():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,11 +26,14 @@ from adaspec.costs import CostModel
 from adaspec.decoding.attention import NAME as OWN_ATTENTION
 from adaspec.decoding.chain import Chain, Sequences
 from adaspec.decoding.drafter import Drafter
+from adaspec.decoding.feature import FeatureDrafter
+from adaspec.decoding.feature_load import is_feature_drafter, load_feature_drafter
+from adaspec.decoding.hybrid import HybridDrafter
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.model import Model, sequence_limit
 from adaspec.decoding.sampling import SamplingParams
-from adaspec.plan import PlanSpace
+from adaspec.plan import Plan, PlanSpace
 
 TARGET = "target"
 _ATTENTION = ("eager", "sdpa", OWN_ATTENTION)  # implementations that take a mask of positions
@@ -38,8 +42,9 @@ _ATTENTION = ("eager", "sdpa", OWN_ATTENTION)  # implementations that take a mas
 class Speculation:
     """A model with its drafters and what was learned about them; the ``custom_generate`` of many calls.
 
-    A drafter is ``"lookup"`` (n-grams of the text itself), a causal LM of the same tokenizer, or a ``Drafter`` of this
-    project; models may also verify in the middle of a chain. One call at a time: the caches are shared.
+    A drafter is ``"lookup"`` (n-grams of the text itself), a causal LM of the same tokenizer, the folder of a feature
+    drafter made for the target (``adaspec train-drafter``, EAGLE), or a ``Drafter`` of this project; models may also
+    verify in the middle of a chain. One call at a time: the caches are shared.
 
     Args:
         model: the target, decoder-only, whose cache can be rolled back.
@@ -68,7 +73,7 @@ class Speculation:
     ) -> None:
         self.model = model
         target = _language_model(TARGET, model)
-        members = _members(drafters, target.vocab_size)
+        members = _members(drafters, target)
         limit = sequence_limit(model.config.get_text_config())
         self.chain = Chain(
             target, members, capacity=limit[0] if limit else 2**31 - 1, capacity_reason=limit[1] if limit else ""
@@ -202,7 +207,7 @@ def _language_model(name: str, module: Any, vocab_size: int | None = None) -> Mo
     return Model(name, module, vocab_size)
 
 
-def _members(drafters: Sequence[Any] | Mapping[str, Any], vocab_size: int) -> dict[str, LanguageModel | Drafter]:
+def _members(drafters: Sequence[Any] | Mapping[str, Any], target: Model) -> dict[str, LanguageModel | Drafter]:
     if isinstance(drafters, Mapping):
         named = list(drafters.items())
     else:
@@ -211,26 +216,29 @@ def _members(drafters: Sequence[Any] | Mapping[str, Any], vocab_size: int) -> di
         named = [(_name(drafter, numbers, several), drafter) for drafter in drafters]
     if len({name for name, _ in named} | {TARGET}) <= len(named):
         raise ValueError(f"drafters need different names (not {TARGET!r}), got {', '.join(name for name, _ in named)}")
-    return {name: _member(name, drafter, vocab_size) for name, drafter in named}
+    return {name: _member(name, drafter, target) for name, drafter in named}
 
 
 def _name(drafter: Any, numbers: Any, several: bool) -> str:
     """``draft``, or ``draft1``, ``draft2`` where there are several models; what has a name keeps it."""
-    if isinstance(drafter, str):
-        return drafter
+    if isinstance(drafter, str | Path):
+        return Path(drafter).name
     if hasattr(drafter, "forward"):
         return f"draft{next(numbers)}" if several else "draft"
     return str(getattr(drafter, "name", "drafter"))
 
 
-def _member(name: str, drafter: Any, vocab_size: int) -> LanguageModel | Drafter:
+def _member(name: str, drafter: Any, target: Model) -> LanguageModel | Drafter:
     if isinstance(drafter, LanguageModel | Drafter):
         return drafter
     if drafter == "lookup":
         return LookupDrafter(name)
     if hasattr(drafter, "forward") and hasattr(drafter, "config"):
-        return _language_model(name, drafter, vocab_size)
-    raise ValueError(f"a drafter is 'lookup', a causal LM or a Drafter, got {drafter!r} for {name!r}")
+        return _language_model(name, drafter, target.vocab_size)
+    if isinstance(drafter, str | Path) and is_feature_drafter(drafter):
+        return load_feature_drafter(name, Path(drafter), target)
+    kinds = "'lookup', a causal LM, the folder of a feature drafter or a Drafter"
+    raise ValueError(f"a drafter is {kinds}, got {drafter!r} for {name!r}")
 
 
 def _controller(
@@ -244,7 +252,18 @@ def _controller(
     space = PlanSpace.grid(
         TARGET, list(members), windows, middles=middles, inner_windows=inner_windows, max_depth=max_depth
     )
+    space = PlanSpace(plan for plan in space if _playable(plan, members))
     return Controller(space, costs=CostModel(space, one_pass=lookups))
+
+
+def _playable(plan: Plan, members: Mapping[str, LanguageModel | Drafter]) -> bool:
+    """A feature drafter reads the target, so nothing may stand between them; nor does a model verify its own drafts."""
+    middles, last = plan.models[1:-1], members.get(plan.models[-1])
+    if not middles or not isinstance(last, Drafter):
+        return True
+    parts = tuple(last.parts.values()) if isinstance(last, HybridDrafter) else (last,)
+    reads = any(isinstance(part, FeatureDrafter) for part in parts)
+    return not reads and all(members[name] not in last.models for name in middles)
 
 
 def _padded(input_ids: Tensor, rows: Sequence[Sequence[int]], config: GenerationConfig) -> Tensor:

@@ -147,7 +147,7 @@ def stream(assembly: Assembly, request: Request, console: Console, *, logprobs: 
     recorder = Recorder([request], assembly.generator.stop_ids)
     with Stream(console) as stream:
         try:
-            for step in assembly.generator.stream([request], logprobs=logprobs):
+            for step in assembly.generator.stream([request], logprobs=0 if logprobs else None):
                 recorder.add(step)
                 stream.show(step)
         except KeyboardInterrupt:

@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from adaspec.assemble import assemble
     from adaspec.guard import Rules
     from adaspec.serving.engine import Limits
+    from adaspec.serving.gate import LOOPBACK
     from adaspec.serving.server import TOKEN_VARIABLE, Server, log_to_stderr, read_token
     from adaspec.serving.service import Service, Settings
     from adaspec.terminal import progress
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         assembly = assemble(setup, tell)
     log_to_stderr(machine=arguments.log_json)
     service = Service(assembly, settings, rules)
-    if settings.token is None and arguments.host not in ("127.0.0.1", "localhost", "::1"):
+    if settings.token is None and arguments.host not in LOOPBACK:
         notes.print(f"{arguments.host} is open to others, and no bearer token is set", style="yellow")
 
     def ready(url: str) -> None:

@@ -1,12 +1,12 @@
 """Cached attention whose rows come out bit for bit the same whatever pass, batch and cache length they are in.
 
 ``F.scaled_dot_product_attention`` gives one row other last bits for 1 and for 5 queries, and for 64 and for 67 key
-slots. Four properties of a CPU's matrix product and softmax (MKL, AVX2, 1 and 2 threads, tried value by value) allow a
+slots. Four properties of a CPU's matrix product and softmax (MKL, AVX2 and AVX-512, 1 and 2 threads, tried) allow a
 formulation without that flaw, and folding the heads of a group into the rows makes it no slower:
 
 * a product of a multiple of 4 rows uses one micro-kernel, so a row does not see how many rows there are;
 * a column of ``q k^T`` does not see how many columns there are, from 12 columns on;
-* ``softmax`` does not see appended zeros, from 8 columns on;
+* ``softmax`` does not see appended zeros, from 8 columns on (16 where vectors hold 16 numbers);
 * ``p v`` is summed in slot order in blocks of 384 slots, so appended slots of probability 0 change nothing; only a
   sum over 193 to 383 slots is cut in two halves, so that one is filled up to 384.
 """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,15 +12,15 @@ from torch import Tensor
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.clock import WallClock
 from adaspec.decoding.drafter import Batch, Drafter, EdgeTally, ModelDrafter, Stage, Verdict
+from adaspec.decoding.feature import FeatureReader
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.lookup import LookupDrafter
+from adaspec.decoding.profiling import Profiler
 from adaspec.decoding.sampling import Processor, Sampler, SamplingParams
 from adaspec.decoding.shadow import Shadow, overhear
 from adaspec.decoding.shield import Report, Shield
 from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import LACKING, Context, Plan
-
-PROFILE_CONTEXT = 32  # tokens in the cache while passes are timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,22 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """Log-probability of a committed token under the target, before penalties and temperature.
+
+    ``top``: (token, log-probability) of the most likely tokens at its position, best first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
-    """What a round committed: per row its new tokens, log-probabilities if asked for, and whether the row ended."""
+    """What a round committed: per row its new tokens, their scores if asked for, and whether the row ended."""
 
     tokens: list[list[int]]
-    logprobs: list[list[float]] | None
+    scores: list[list[Score]] | None
     finished: list[bool]
     outcome: RoundOutcome
 
@@ -188,11 +198,12 @@ class Chain:
         sequences: Sequences,
         *,
         watch: Watch | None = None,
-        logprobs: bool = False,
+        logprobs: int | None = None,
         processor: Processor | None = None,
     ) -> None:
         """Takes in a batch and feeds the target all but the last token of each prompt.
 
+        ``logprobs``: how many of the most likely tokens are told with the score of each; None: no scores.
         ``processor``: what happens to the logits of every model, in place of the penalties.
 
         Raises:
@@ -253,10 +264,8 @@ class Chain:
         began = self._clock.now()
         rows = self._running_rows
         verdict = self.emit(plan, torch.tensor(self._left, device=self.target.device))
-        logprobs = _logprobs(verdict) if self._logprobs else None
         tokens, finished = self._commit(verdict)
-        if logprobs is not None:
-            logprobs = [values[: len(kept)] for values, kept in zip(logprobs, tokens)]
+        scores = None if self._logprobs is None else _scores(verdict, [len(kept) for kept in tokens], self._logprobs)
         scored = self._score(plan)
         seconds = self._clock.now() - began
         passes, catch_up = self._clock.drain()
@@ -265,7 +274,7 @@ class Chain:
         ]
         edges = (*(own for own, *_ in drained), *(part for _, *parts in drained for part in parts))
         outcome = RoundOutcome(sum(map(len, tokens)), seconds, rows, catch_up, edges, passes, scored)
-        return Round(tokens, logprobs, finished, outcome)
+        return Round(tokens, scores, finished, outcome)
 
     def _score(self, plan: Plan) -> tuple[EdgeOutcome, ...]:
         played = {drafter for verifier, drafter, _ in plan.edges() if verifier == self.target.name}
@@ -341,34 +350,27 @@ class Chain:
     def profile(self, shapes: Mapping[str, Iterable[int]], *, batch_size: int = 1, repeats: int = 3) -> list[Pass]:
         """Times the passes of the given models and query lengths on a short made-up text; the median of ``repeats``.
 
-        Ends the batch that is being decoded.
+        A drafter that reads a model's features is timed as it drafts. Ends the batch that is being decoded.
         """
-        measured = []
+        profiler, measured = Profiler(self._clock, self.capacity, batch_size, repeats), []
         for name, lengths in shapes.items():
+            member = self.members[name]
+            if isinstance(member, FeatureReader) and member.verifier is not None:
+                measured.append(profiler.step(member, member.verifier))
+                continue
             model = self._model(name)
             if model is not None:
-                passes = [self._time(model, length, batch_size, repeats) for length in sorted(lengths)]
+                passes = [profiler.forward(model, length) for length in sorted(lengths)]
                 measured += [replace(each, model=name) for each in passes]
         return measured
 
-    def _time(self, model: LanguageModel, query_len: int, batch_size: int, repeats: int) -> Pass:
-        context = max(1, min(PROFILE_CONTEXT, self.capacity - query_len))
-        buffer = TokenBuffer(batch_size, context + query_len, model.device)
-        buffer.tokens[:] = torch.arange(buffer.tokens.shape[1]) % model.vocab_size
-        start = torch.full((batch_size,), context, device=model.device)
-        buffer.lengths = start + query_len
-        active = torch.ones(batch_size, dtype=torch.bool, device=model.device)
-        model.start(batch_size, buffer.capacity)
-        model.catch_up(buffer, start)
-        for _ in range(repeats):
-            model.rollback(start)
-            model.logits(buffer, start, query_len, active)
-        seconds = statistics.median(each.seconds for each in self._clock.drain()[0])
-        return Pass(model.name, query_len, batch_size, context, seconds)
 
-
-def _logprobs(verdict: Verdict) -> list[list[float]]:
-    """Log-probabilities of the emitted tokens under the target, before penalties and temperature."""
-    scores = torch.log_softmax(verdict.logits.float(), -1).gather(-1, verdict.tokens[..., None])
-    rows: list[list[float]] = scores.squeeze(-1).tolist()
-    return rows
+def _scores(verdict: Verdict, counts: Sequence[int], top: int) -> list[list[Score]]:
+    """Of the first ``counts[b]`` emitted tokens of each row, with the ``top`` most likely ones at their positions."""
+    laws = torch.log_softmax(verdict.logits.float(), -1)  # [B, m + 1, V]
+    own = laws.gather(-1, verdict.tokens[..., None]).squeeze(-1)
+    values, tokens = laws.topk(min(top, laws.shape[-1]), -1)  # [B, m + 1, top]
+    return [
+        [Score(value, tuple(zip(ids, best))) for value, ids, best in zip(*row)][:count]
+        for *row, count in zip(own.tolist(), tokens.tolist(), values.tolist(), counts)
+    ]

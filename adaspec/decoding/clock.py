@@ -45,7 +45,11 @@ class WallClock:
         if catch_up:
             self.catch_up_seconds += seconds
         else:
-            self.passes.append(Pass(model, query_len, batch_size, seq_len, seconds))
+            self.add(Pass(model, query_len, batch_size, seq_len, seconds))
+
+    def add(self, timed: Pass) -> None:
+        """Records a pass that something else has timed."""
+        self.passes.append(timed)
 
     def drain(self) -> tuple[tuple[Pass, ...], float]:
         """The passes and catch-up seconds since the last call."""

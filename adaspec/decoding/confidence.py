@@ -34,3 +34,8 @@ def sure_enough(logits: Tensor, stop: float) -> Tensor:
     if not stop:
         return torch.ones(logits.shape[0], dtype=torch.bool, device=logits.device)
     return confidence(logits) >= stop
+
+
+def largest_entropy(stop: float) -> float:
+    """The entropy up to which ``sure_enough`` lets a row draft on, infinite for stop 0."""
+    return (1.0 - stop) ** 2 / ENTROPY_WEIGHT if stop else float("inf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -17,8 +18,8 @@ CATCH_UP = 256  # positions in one pass while the drafter catches up
 Layer = Callable[[Tensor], Tensor]
 
 
-class FeatureDrafter(Drafter):
-    """Drafts from its verifier's features, one pass of one layer per token.
+class FeatureReader(Drafter):
+    """Drafts from its verifier's features, one pass of one layer per token; ``_step`` is such a pass.
 
     Entry j of its cache belongs to token j + 1 and the verifier's state at position j. Behind the verifier's own
     states it goes on from its own predicted ones; those entries are never counted in ``_lengths``, so the next draft
@@ -26,32 +27,36 @@ class FeatureDrafter(Drafter):
 
     Args:
         name: its name in plans.
-        net: the layer.
-        embed: token ids [B, q] -> embeddings [B, q, size].
-        head: states [B, 1, size] -> logits [B, 1, D].
         vocab_size: the verifier's, V.
         layers: the verifier's layers that are read.
-        token_map: [D] the verifier's token of each logit; None: D = V, one to one. Other tokens have probability 0.
+        token_map: [D] the verifier's token of each logit; None: one to one. Other tokens have probability 0.
     """
 
-    def __init__(
-        self,
-        name: str,
-        net: FeatureNet,
-        embed: Layer,
-        head: Layer,
-        vocab_size: int,
-        layers: tuple[int, ...],
-        token_map: Tensor | None = None,
-    ) -> None:
+    def __init__(self, name: str, vocab_size: int, layers: tuple[int, ...], token_map: Tensor | None) -> None:
         super().__init__()
         self.name = name
-        self.net = net
         self.layers = layers
-        self._embed, self._head, self._vocab_size, self._token_map = embed, head, vocab_size, token_map
+        self.acceptance: tuple[float, ...] = ()  # by position on held-out text, where its folder tells
+        self._vocab_size, self._token_map = vocab_size, token_map
         self._verifier: LanguageModel | None = None
-        self._store = KVCache(0, 0)
         self._lengths = torch.zeros(0, dtype=torch.long)  # [B] entries that come from the verifier's states
+
+    @property
+    def verifier(self) -> LanguageModel | None:
+        """The model whose features it reads, once it is attached."""
+        return self._verifier
+
+    @abstractmethod
+    def _step(self, tokens: Tensor, states: Tensor, slots: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        """One pass over tokens [B, q] and states [B, q, size] at ``slots`` [B, q].
+
+        Returns:
+            at ``last`` [B, 1] of them: the state to go on from [B, 1, size], and logits [B, 1, D].
+        """
+
+    def _fuse(self, features: Tensor) -> Tensor:
+        """The verifier's features [B, q, width] as states that ``_step`` takes."""
+        return features
 
     def attach(self, verifier: LanguageModel) -> None:
         """Reads this verifier from now on; several stages may have the same one.
@@ -66,8 +71,6 @@ class FeatureDrafter(Drafter):
         self._verifier = verifier
 
     def start(self, batch_size: int, capacity: int) -> None:
-        if self._store.batch_size != batch_size or self._store.capacity < capacity:
-            self._store = KVCache(batch_size, capacity)
         self._lengths = torch.zeros(batch_size, dtype=torch.long)
 
     def rollback(self, lengths: Tensor) -> None:
@@ -80,10 +83,14 @@ class FeatureDrafter(Drafter):
         def step(first: Tensor, active: Tensor) -> Tensor:
             nonlocal states
             states, logits = self._read(batch, active) if states is None else self._go_on(batch.sequence, states, first)
-            return logits
+            return self._spread(logits.float())
 
-        some = (limits > 0) & (batch.committed > 1)  # a single token has no position before it
-        return one_by_one(batch, limits, stop, some, step)
+        return one_by_one(batch, limits, stop, self._able(batch, limits), step)
+
+    @staticmethod
+    def _able(batch: Batch, limits: Tensor) -> Tensor:
+        """Rows [B] that can be drafted for: a single token has no position before it."""
+        return (limits > 0) & (batch.committed > 1)
 
     def _read(self, batch: Batch, active: Tensor) -> tuple[Tensor, Tensor]:
         """The first step: all entries that are missing, as far as there are states of the verifier.
@@ -116,8 +123,7 @@ class FeatureDrafter(Drafter):
         with self.clock.measure(self.name, query_len, len(pending), context, catch_up=catch_up):
             features = self._verifier.features(self.layers, self._lengths, query_len)
             tokens = sequence.slice(self._lengths + 1, query_len)
-            last = (pending - 1).clamp(min=0)[:, None, None]
-            result = self._step(tokens, self.net.fuse(features), slots, last)
+            result = self._step(tokens, self._fuse(features), slots, (pending - 1).clamp(min=0)[:, None])
         self._lengths = self._lengths + pending
         return result
 
@@ -125,10 +131,53 @@ class FeatureDrafter(Drafter):
         """The step from the drafter's own states [B, 1, size] with the tokens at positions ``at`` [B]."""
         slots = (at - 1).clamp(min=0)[:, None]
         with self.clock.measure(self.name, 1, len(slots), int(slots.max())):
-            return self._step(sequence.slice(at, 1), states, slots, torch.zeros_like(slots)[..., None])
+            return self._step(sequence.slice(at, 1), states, slots, torch.zeros_like(slots))
+
+    def _spread(self, logits: Tensor) -> Tensor:
+        """Logits [B, 1, D] over the verifier's tokens, [B, 1, V]: -inf where the head has none."""
+        if self._token_map is not None:
+            full = logits.new_full((*logits.shape[:2], self._vocab_size), -torch.inf)
+            full[..., self._token_map] = logits
+            return full
+        missing = self._vocab_size - logits.shape[-1]
+        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
+
+
+class FeatureDrafter(FeatureReader):
+    """A feature drafter of any layout, in torch.
+
+    Args:
+        name: its name in plans.
+        net: the layer.
+        embed: token ids [B, q] -> embeddings [B, q, size].
+        head: states [B, 1, size] -> logits [B, 1, D].
+        vocab_size, layers, token_map: see ``FeatureReader``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        net: FeatureNet,
+        embed: Layer,
+        head: Layer,
+        vocab_size: int,
+        layers: tuple[int, ...],
+        token_map: Tensor | None = None,
+    ) -> None:
+        super().__init__(name, vocab_size, layers, token_map)
+        self.net = net
+        self._embed, self._head = embed, head
+        self._store = KVCache(0, 0)
+
+    def start(self, batch_size: int, capacity: int) -> None:
+        super().start(batch_size, capacity)
+        if self._store.batch_size != batch_size or self._store.capacity < capacity:
+            self._store = KVCache(batch_size, capacity)
+
+    def _fuse(self, features: Tensor) -> Tensor:
+        return self.net.fuse(features)
 
     def _step(self, tokens: Tensor, states: Tensor, slots: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-        """One pass over tokens [B, q] and states [B, q, size]; state and logits at ``last`` [B, 1, 1], full size."""
         filled = min(int(slots.max()) + 1, self._store.capacity + 1)
         self._store.begin(slots, filled)
         positions = slots.clamp(max=self._store.capacity - 1)
@@ -139,16 +188,7 @@ class FeatureDrafter(Drafter):
             return attention(query, keys, values, mask, query.shape[-1] ** -0.5)
 
         kept, top = (
-            each.gather(1, last.expand(-1, 1, each.shape[2]))
+            each.gather(1, last[..., None].expand(-1, 1, each.shape[2]))
             for each in self.net(self._embed(tokens), states, positions, attend)
         )
-        return kept, self._spread(self._head(top).float())
-
-    def _spread(self, logits: Tensor) -> Tensor:
-        """Logits [B, 1, D] over the verifier's tokens, [B, 1, V]: -inf where the head has none."""
-        if self._token_map is not None:
-            full = logits.new_full((*logits.shape[:2], self._vocab_size), -torch.inf)
-            full[..., self._token_map] = logits
-            return full
-        missing = self._vocab_size - logits.shape[-1]
-        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
+        return kept, self._head(top)

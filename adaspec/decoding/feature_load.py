@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from adaspec.decoding.feature import FeatureDrafter, Layer
+from adaspec.decoding.feature import FeatureDrafter, FeatureReader, Layer
 from adaspec.decoding.feature_net import FeatureNet, FeatureShape
 from adaspec.decoding.model import Model
+from adaspec.decoding.native.head import NativeFeatureDrafter, NativeHead, obstacle
+from adaspec.decoding.native.library import CompileError, library
 from adaspec.decoding.packed import pack
 
 PICKLE = "pytorch_model.bin"
@@ -31,6 +36,7 @@ HEAD = "head"  # the drafter that comes with the project
 HEADS = Path(__file__).parents[1] / "heads"  # by the target's name
 OWN_LAYER = ("layers.0.", "midlayer.")
 PARTS = ("self_attn.", "mlp.")  # of the published names; the network knows the layers by their last names
+NATIVE_PRECISION, PACKED_PRECISION = "int8", "fp16"  # of a drafter's weights on a CPU, unless told otherwise
 IGNORED = ("t2d", "rotary_emb.inv_freq")
 FIELDS = (
     "hidden_size",
@@ -51,6 +57,7 @@ class FeatureWeights:
     """A feature drafter as stored. ``head`` [D, size] and ``embedding`` [V, size]: None, the verifier's own.
 
     ``layers``: the verifier's layers to read, () where the folder leaves that to the reader. ``token_map`` [D].
+    ``acceptance``: by position on held-out text, where known.
     """
 
     net: FeatureNet
@@ -58,6 +65,7 @@ class FeatureWeights:
     token_map: Tensor | None
     head: Tensor | None
     embedding: Tensor | None
+    acceptance: tuple[float, ...] = ()
 
 
 def is_feature_drafter(source: Path | str) -> bool:
@@ -101,17 +109,22 @@ def read_feature_drafter(folder: Path) -> FeatureWeights:
         raise ValueError(f"{folder} holds no feature drafter of a known layout: {reason}") from None
     offsets = extras["d2t"]
     token_map = None if offsets is None else torch.arange(len(offsets)) + offsets.long()
-    return FeatureWeights(net, _layers(config), token_map, extras["lm_head.weight"], extras["embed_tokens.weight"])
+    head, embedding = extras["lm_head.weight"], extras["embed_tokens.weight"]
+    return FeatureWeights(net, _layers(config), token_map, head, embedding, _acceptance(config))
 
 
-def load_feature_drafter(name: str, source: Path, target: Model, *, precision: str = "fp16") -> FeatureDrafter:
+def load_feature_drafter(
+    name: str, source: Path, target: Model, *, precision: str | None = None, runner: str = "auto"
+) -> FeatureReader:
     """A drafter for ``target`` from a folder.
 
     Args:
         name: its name in plans.
         source: the folder.
         target: the model whose features it was trained on; embedding and head are the target's where it has none.
-        precision: of the drafter's weights on a CPU, see ``packed``; on a GPU they are kept like the target's.
+        precision: of the drafter's weights on a CPU; None takes what is best for what computes them. On a GPU they
+            are kept like the target's.
+        runner: as for ``load_model``; "native" is taken for the layouts that it knows, torch for all others.
 
     Raises:
         ValueError: no feature drafter, or one for another model: widths or vocabularies do not fit.
@@ -119,21 +132,47 @@ def load_feature_drafter(name: str, source: Path, target: Model, *, precision: s
     stored = read_feature_drafter(source)
     layers = stored.layers or _default_layers(stored.net.shape, target.depth)
     _check(name, stored, layers, target)
+    native, packed = precision or NATIVE_PRECISION, precision or PACKED_PRECISION
+    if target.device.type == "cpu" and runner != "torch" and obstacle(stored.net.shape, native) is None:
+        with suppress(CompileError):
+            library()
+            return _told(stored, _native(name, stored, layers, target, native))
     table = target.module.get_input_embeddings()
     embed: Layer = table if stored.embedding is None else _embedding(stored.embedding.to(table.weight))
     head, token_map = _head(stored, target), stored.token_map
     net: nn.Module = stored.net
     if target.device.type == "cpu":
-        net = pack(net, precision)
-        head = pack(head, precision) if isinstance(head, nn.Linear) else head
+        net = pack(net, packed)
+        head = pack(head, packed) if isinstance(head, nn.Linear) else head
     else:
         net, head = net.to(table.weight), head.to(table.weight)
         token_map = None if token_map is None else token_map.to(target.device)
     assert isinstance(net, FeatureNet)
-    return FeatureDrafter(name, net, embed, head, target.vocab_size, layers, token_map)
+    return _told(stored, FeatureDrafter(name, net, embed, head, target.vocab_size, layers, token_map))
 
 
-def save_feature_drafter(folder: Path, net: FeatureNet, token_map: Tensor, head: Tensor | None, about: str) -> None:
+def _told(stored: FeatureWeights, drafter: FeatureReader) -> FeatureReader:
+    drafter.acceptance = stored.acceptance
+    return drafter
+
+
+def _native(name: str, stored: FeatureWeights, layers: tuple[int, ...], target: Model, precision: str) -> FeatureReader:
+    table = target.module.get_input_embeddings().weight
+    tokens = torch.arange(target.vocab_size) if stored.token_map is None else stored.token_map
+    rows = head_rows(target.module, tokens) if stored.head is None else stored.head
+    embedding = table if stored.embedding is None else stored.embedding
+    head = NativeHead(stored.net, embedding, rows, tokens[: len(rows)], precision)
+    return NativeFeatureDrafter(name, head, target.vocab_size, layers, stored.token_map)
+
+
+def save_feature_drafter(
+    folder: Path,
+    net: FeatureNet,
+    token_map: Tensor,
+    head: Tensor | None,
+    about: str,
+    acceptance: Sequence[float] = (),
+) -> None:
     """Writes a narrow drafter, its numbers as float16.
 
     Args:
@@ -142,6 +181,8 @@ def save_feature_drafter(folder: Path, net: FeatureNet, token_map: Tensor, head:
         token_map: [D], see ``FeatureDrafter``.
         head: rows of the verifier's head [D, size] when they cannot be taken from its embedding.
         about: the target it was trained for.
+        acceptance: by position on held-out text; a controller begins with it. Positions of which nothing is known,
+            or where none was accepted, end it.
     """
     tensors = {_published_name(name): tensor.detach().half().cpu() for name, tensor in net.named_parameters()}
     tensors["d2t"] = token_map.cpu() - torch.arange(len(token_map))
@@ -154,6 +195,7 @@ def save_feature_drafter(folder: Path, net: FeatureNet, token_map: Tensor, head:
         "target": about,
         "num_hidden_layers": 1,
         "draft_vocab_size": len(token_map),
+        "acceptance": [round(rate, 3) for rate in takewhile(lambda rate: 0.0 < rate < 1.0, acceptance)],
         **{name: value for name, value in net.shape.llama.to_dict().items() if name in FIELDS},
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -217,6 +259,13 @@ def _default_layers(shape: FeatureShape, depth: int) -> tuple[int, ...]:
 def _layers(config: dict[str, Any]) -> tuple[int, ...]:
     found = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     return tuple(int(layer) for layer in found or ())
+
+
+def _acceptance(config: dict[str, Any]) -> tuple[float, ...]:
+    """Of our own folders; what is no list of shares tells nothing."""
+    told = config.get("acceptance")
+    found = tuple(told) if isinstance(told, list) else ()
+    return found if all(isinstance(rate, float) and 0.0 < rate < 1.0 for rate in found) else ()
 
 
 def _own_name(name: str) -> str:

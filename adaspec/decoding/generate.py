@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from adaspec.decoding.chain import Chain, Sequences
+from adaspec.decoding.chain import Chain, Score, Sequences
 from adaspec.decoding.sampling import GREEDY, SamplingParams
 from adaspec.decoding.text import Decodes, TextStream
 from adaspec.outcome import Decision, RoundOutcome
@@ -34,7 +34,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one round brought. ``pieces``: new text per row; ``finished``: rows that ended in this round or before;
-    ``stopped``: those of them that a stop string ended.
+    ``stopped``: those of them that a stop string ended; ``scores``: of the tokens, if asked for.
     """
 
     decision: Decision
@@ -43,7 +43,7 @@ class Step:
     pieces: list[str]
     finished: list[bool]
     stopped: list[bool]
-    logprobs: list[list[float]] | None = None
+    scores: list[list[Score]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +127,13 @@ class Generator:
         requests: Sequence[Request],
         *,
         tag: str = "",
-        logprobs: bool = False,
+        logprobs: int | None = None,
         controller: Chooser | None = None,
         cancelled: Callable[[int], bool] = lambda row: False,
     ) -> Iterator[Step]:
         """Decodes ``requests`` as one batch and yields after every round. ``controller`` stands in for the own one.
 
+        ``logprobs``: how many of the most likely tokens are told with the score of each token; None: no scores.
         A row that is ``cancelled`` ends with the next round.
 
         Raises:
@@ -157,14 +158,14 @@ class Generator:
             ]
             ended = result.finished
             stopped = [text.stopped for text in texts]
-            yield Step(decision, result.outcome, result.tokens, pieces, result.finished, stopped, result.logprobs)
+            yield Step(decision, result.outcome, result.tokens, pieces, result.finished, stopped, result.scores)
 
     def generate(
         self,
         requests: Sequence[Request],
         *,
         tag: str = "",
-        logprobs: bool = False,
+        logprobs: int | None = None,
         controller: Chooser | None = None,
     ) -> Generation:
         """Decodes ``requests`` to their ends; see ``stream``."""
@@ -199,10 +200,10 @@ class Recorder:
         for row, (tokens, piece) in enumerate(zip(step.tokens, step.pieces)):
             self._tokens[row] += tokens
             self._texts[row] += piece
-        if step.logprobs is not None:
+        if step.scores is not None:
             self._logprobs = self._logprobs or [[] for _ in self._requests]
-            for kept, new in zip(self._logprobs, step.logprobs):
-                kept += new
+            for kept, scores in zip(self._logprobs, step.scores):
+                kept += [score.logprob for score in scores]
 
     def result(self, *, interrupted: bool = False) -> Generation:
         """What was gathered; ``interrupted``: the stream did not come to its end."""

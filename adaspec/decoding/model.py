@@ -18,7 +18,7 @@ from adaspec.decoding.attention import register as register_attention
 from adaspec.decoding.cache import KVCache
 from adaspec.decoding.gpu_attention import register as register_gpu_attention
 from adaspec.decoding.language_model import LanguageModel
-from adaspec.decoding.packed import PRECISIONS, pack
+from adaspec.decoding.packed import CPU_PRECISIONS, pack
 from adaspec.decoding.weight_only import quantize
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # the forward's argument: 5.24 on, before, state spaces
@@ -293,7 +293,7 @@ def check_precision(precision: str, device: str) -> torch.dtype:
         ValueError: a precision that the device does not have.
     """
     on_gpu = {"fp16": torch.float16, "bf16": torch.bfloat16, "float32": torch.float32, "int8": torch.bfloat16}
-    known = dict.fromkeys(PRECISIONS, torch.float32) if device == "cpu" else on_gpu
+    known = dict.fromkeys(CPU_PRECISIONS, torch.float32) if device == "cpu" else on_gpu
     if precision not in known:
         raise ValueError(f"precision on {device} is one of {', '.join(known)}, got {precision!r}")
     return known[precision]

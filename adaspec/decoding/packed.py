@@ -1,15 +1,16 @@
 """Linear layers packed for a CPU, in a chosen precision.
 
 A packed layer gives a row the same bits whatever pass it is in: with 1 or 512 rows, at any place, with 1 or 2 threads
-(tried on AVX2, ``tests/decoding/test_packed.py``). ``nn.Linear`` does not: its matrix product has three kernels, for 1,
-for 2 and 3, and for more rows. With ``attention.attention`` the whole forward of a model is then exact by row, and a
-verified text is the text of plain decoding bit for bit; ``python -m adaspec.bench.linear`` measures what it costs.
+(tried on AVX2 and AVX-512, ``tests/decoding/test_packed.py``). ``nn.Linear`` does not: its matrix product has three
+kernels, for 1, for 2 and 3, and for more rows. With ``attention.attention`` the whole forward of a model is then exact
+by row (of layers whose inner width is a multiple of 32: torch rounds the last few SiLUs of a tensor differently), and
+a verified text is the text of plain decoding bit for bit; ``python -m adaspec.bench.linear`` measures what it costs.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -18,11 +19,13 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 PRECISIONS = ("stock", "float32", "fp16", "int8")
+CPU_PRECISIONS = (*PRECISIONS, "int4")  # int4 is computed in C alone, see ``native``
 
 
 class Float32Linear(nn.Module):
     """Float32 throughout, the weight in oneDNN's blocked layout (prepared for 8 rows: for 1 row it would be another
-    kernel than for more). Exact by row; agrees with ``nn.Linear`` to 1e-6 of the largest output.
+    kernel than for more). With AVX-512 one row alone is still summed in another order than two or more, so it gets a
+    second one. Exact by row; agrees with ``nn.Linear`` to 1e-6 of the largest output.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -32,7 +35,10 @@ class Float32Linear(nn.Module):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return _filled(self._product, x, int(x.numel() == self.in_features))
+
+    def _product(self, rows: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
         return y
 
 
@@ -51,11 +57,11 @@ class Fp16Linear(nn.Module):
             self.packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
-        count = x.numel() // self.in_features
-        missing = -count % 3
-        rows = F.pad(x.reshape(count, self.in_features), (0, 0, 0, missing)) if missing else x
+        return _filled(self._product, x, -(x.numel() // self.in_features) % 3)
+
+    def _product(self, rows: Tensor) -> Tensor:
         y: Tensor = torch.ops.quantized.linear_dynamic_fp16(rows, self.packed)
-        return y[:count].view(*x.shape[:-1], self.out_features) if missing else y
+        return y
 
 
 class Int8Linear(nn.Module):
@@ -81,6 +87,14 @@ class Int8Linear(nn.Module):
         )
         y.mul_(scale)
         return y if self.bias is None else y.add_(self.bias)
+
+
+def _filled(product: Callable[[Tensor], Tensor], x: Tensor, missing: int) -> Tensor:
+    """The product of ``x`` [..., in], computed with ``missing`` rows of zeros behind it that are cut off again."""
+    if not missing:
+        return product(x)
+    rows = F.pad(x.reshape(-1, x.shape[-1]), (0, 0, 0, missing))
+    return product(rows)[:-missing].view(*x.shape[:-1], -1)
 
 
 _LAYERS = {"float32": Float32Linear, "fp16": Fp16Linear, "int8": Int8Linear}

@@ -130,6 +130,11 @@ class Sampler:
         penalised = any(p.repetition_penalty != 1 for p in params)
         self._penalty = column([p.repetition_penalty for p in params]) if penalised else None
 
+    @property
+    def takes_largest(self) -> bool:
+        """Whether every token is that of its largest logit, as the model gives it."""
+        return self.greedy and self._processor is None and self._penalty is None
+
     def penalise(self, logits: Tensor, sequence: TokenBuffer, first: Tensor) -> Tensor:
         """Applies the repetition penalty to logits [B, n, V] at positions first .. first + n - 1.
 

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from adaspec.decoding.chain import Score
 from adaspec.decoding.text import Decodes
 from adaspec.serving.engine import Finished, Piece, Usage
 from adaspec.serving.errors import ApiError
@@ -21,12 +22,21 @@ _LEAST = -9999.0  # stands for the log-probability of what is impossible
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every part of an answer repeats. ``logprobs``: whether they were asked for."""
+    """What every part of an answer repeats. ``top``: likeliest tokens told with each; None: no log-probabilities."""
 
     id: str
     model: str
-    logprobs: bool
+    top: int | None
     created: int = field(default_factory=lambda: int(time.time()))
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token as text with its log-probability, and the likeliest at its place, best first."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]
 
 
 class Form(Protocol):
@@ -34,7 +44,7 @@ class Form(Protocol):
 
     def choice(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]: ...
     def delta(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]: ...
-    def logprobs(self, tokens: Sequence[tuple[str, float]], offset: int) -> dict[str, Any]: ...
+    def logprobs(self, tokens: Sequence[Scored], offset: int) -> dict[str, Any]: ...
     def opening(self, index: int) -> dict[str, Any] | None: ...
 
     @property
@@ -54,14 +64,18 @@ class CompletionForm:
 
     delta = choice
 
-    def logprobs(self, tokens: Sequence[tuple[str, float]], offset: int) -> dict[str, Any]:
-        """Of (token, log-probability) pairs, the first at ``offset`` characters of the text."""
+    def logprobs(self, tokens: Sequence[Scored], offset: int) -> dict[str, Any]:
+        """The first token stands at ``offset`` characters of the text. Of tokens with one text the likelier is told."""
         offsets = []
-        for text, _ in tokens:
+        for token in tokens:
             offsets.append(offset)
-            offset += len(text)
-        texts, values = [text for text, _ in tokens], [value for _, value in tokens]
-        return {"tokens": texts, "token_logprobs": values, "top_logprobs": None, "text_offset": offsets}
+            offset += len(token.text)
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [dict(reversed(token.top)) for token in tokens] if any(t.top for t in tokens) else None,
+            "text_offset": offsets,
+        }
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Nothing comes before the text."""
@@ -83,11 +97,11 @@ class ChatForm:
         delta = {"content": text} if text else {}
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
-    def logprobs(self, tokens: Sequence[tuple[str, float]], offset: int) -> dict[str, Any]:
-        """Of (token, log-probability) pairs."""
+    def logprobs(self, tokens: Sequence[Scored], offset: int) -> dict[str, Any]:
+        """Token by token."""
         content = [
-            {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, value in tokens
+            {**_scored(token.text, token.logprob), "top_logprobs": [_scored(*each) for each in token.top]}
+            for token in tokens
         ]
         return {"content": content, "refusal": None}
 
@@ -101,7 +115,7 @@ class _Choice:
     """What is known of one choice so far."""
 
     text: str = ""
-    scored: list[tuple[str, float]] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
     reason: str | None = None
     offset: int = 0
 
@@ -143,7 +157,7 @@ class Answer:
             self._log(self._total())
         choices = [
             self._form.choice(
-                index, each.text, self._form.logprobs(each.scored, 0) if self._head.logprobs else None, each.reason
+                index, each.text, None if self._head.top is None else self._form.logprobs(each.scored, 0), each.reason
             )
             for index, each in enumerate(self._choices)
         ]
@@ -175,7 +189,7 @@ class Answer:
         choice.scored = []
         text = self._take(choice, event)
         scores = self._form.logprobs(choice.scored, choice.offset) if choice.scored else None
-        choice.offset += sum(len(token) for token, _ in choice.scored)
+        choice.offset += sum(len(token.text) for token in choice.scored)
         return self._form.delta(index, text, scores, choice.reason) if text or scores or choice.reason else None
 
     def _take(self, choice: _Choice, event: Piece | Finished) -> str:
@@ -185,9 +199,15 @@ class Answer:
             self._usages.append(event.usage)
             return ""
         choice.text += event.text
-        for token, value in zip(event.tokens, event.logprobs):
-            choice.scored.append((self._tokenizer.decode([token], skip_special_tokens=False), max(value, _LEAST)))
+        choice.scored += map(self._scored, event.tokens, event.scores)
         return event.text
+
+    def _scored(self, token: int, score: Score) -> Scored:
+        top = tuple((self._text(other), max(value, _LEAST)) for other, value in score.top[: self._head.top])
+        return Scored(self._text(token), max(score.logprob, _LEAST), top)
+
+    def _text(self, token: int) -> str:
+        return self._tokenizer.decode([token], skip_special_tokens=False)
 
     def _chunk(self, choices: list[dict[str, Any]], *, usage: bool) -> str:
         """``usage``: it will follow, and is null until then."""
@@ -218,6 +238,10 @@ class Answer:
             "completion_tokens_details": {"accepted_prediction_tokens": total.accepted},
             "adaspec": {"rounds": total.rounds, "accepted_tokens": total.accepted, "plans": total.plans},
         }
+
+
+def _scored(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def _event(content: dict[str, Any]) -> str:

@@ -25,7 +25,10 @@ from adaspec.serving.gate import Gate
 from adaspec.serving.schema import ChatRequest, CompletionRequest
 from adaspec.serving.service import Service
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {
         "description": text,
@@ -34,6 +37,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     for status, text in {
         400: "The request cannot be honoured; the error says why.",
         401: "The bearer token is missing or wrong.",
+        403: "Without a bearer token only requests for localhost are answered.",
         404: "There is no such model or path.",
         413: "The request is too large.",
         429: "Too many requests wait.",
@@ -43,8 +47,11 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def build(service: Service) -> ASGIApp:
-    """The application: the routes behind the gate. It starts and closes the service with itself."""
+def build(service: Service, *, local: bool = False) -> ASGIApp:
+    """The application: the routes behind the gate. It starts and closes the service with itself.
+
+    ``local``: it listens on the loopback address alone.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -59,7 +66,7 @@ def build(service: Service) -> ASGIApp:
     app.add_exception_handler(Exception, on_failure)
     _openai(app, service)
     _operations(app, service)
-    return Gate(app, token=service.settings.token, max_body=service.settings.max_body)
+    return Gate(app, token=service.settings.token, max_body=service.settings.max_body, local=local)
 
 
 def _openai(app: FastAPI, service: Service) -> None:
@@ -130,8 +137,10 @@ async def _answer(
     _check_model(service, body.model)
     if body.stream_options and not body.stream:
         raise ApiError(400, "stream_options needs stream", param="stream_options")
+    if isinstance(body, ChatRequest) and body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
     prompts = await run_in_threadpool(service.prompts, body)
-    head = Head(f"{kind}-{secrets.token_hex(12)}", service.settings.model, body.wants_logprobs)
+    head = Head(f"{kind}-{secrets.token_hex(12)}", service.settings.model, body.top)
     end_span = service.tracing.start(kind)
 
     def log(usage: Usage | None) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from adaspec.decoding.chain import Score
 from adaspec.decoding.generate import Generator, Request, Step, finish_reason
 from adaspec.guard import Guard
 from adaspec.outcome import Decision, RoundOutcome
@@ -19,11 +20,11 @@ logger = logging.getLogger("adaspec.serving")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New text of a job with the tokens it came from; ``logprobs`` when asked for."""
+    """New text of a job with the tokens it came from, and their scores when asked for."""
 
     text: str
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    scores: tuple[Score, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,16 @@ Event = Piece | Finished | Failed
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One request on its way. ``put`` is called from the decode thread and must not block."""
+    """One request on its way. ``put`` is called from the decode thread and must not block.
+
+    ``logprobs``: how many of the most likely tokens it wants with the score of each of its own; None: no scores.
+    """
 
     request: Request
     put: Callable[[Event], None]
     tag: str = ""
     override: Override | None = None
-    logprobs: bool = False
+    logprobs: int | None = None
     cancelled: bool = False
     ended: bool = False
     rounds: int = 0
@@ -246,7 +250,7 @@ class Engine:
         steps = self.generator.stream(
             [job.request for job in jobs],
             tag=tag,
-            logprobs=any(job.logprobs for job in jobs),
+            logprobs=max((job.logprobs for job in jobs if job.logprobs is not None), default=None),
             controller=_Steered(self._guard, override),
             cancelled=lambda row: jobs[row].cancelled,
         )
@@ -264,8 +268,8 @@ class Engine:
         job.rounds += 1
         job.plans[plan] = job.plans.get(plan, 0) + 1
         if tokens and not job.cancelled:
-            logprobs = tuple(step.logprobs[row]) if job.logprobs and step.logprobs is not None else ()
-            job.put(Piece(step.pieces[row], tuple(tokens), logprobs))
+            scores = step.scores[row] if step.scores is not None and job.logprobs is not None else ()
+            job.put(Piece(step.pieces[row], tuple(tokens), tuple(scores)))
         if step.finished[row]:
             reason = finish_reason(job.tokens, job.request, self.generator.stop_ids, step.stopped[row])
             job.end(Finished(reason, Usage(len(job.request.prompt), len(job.tokens), job.rounds, job.plans)))

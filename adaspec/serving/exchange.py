@@ -35,7 +35,7 @@ class Exchange:
         *,
         tag: str,
         override: Override | None,
-        logprobs: bool,
+        logprobs: int | None,
         timeout: float,
     ) -> None:
         self._engine, self._telemetry = engine, telemetry

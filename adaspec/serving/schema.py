@@ -103,14 +103,15 @@ class CompletionRequest(Common):
 
     prompt: Prompt | Tokens | Annotated[list[Prompt] | list[Tokens], Field(min_length=1, max_length=64)]
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = 16
-    logprobs: Annotated[int, Field(ge=0, le=0, description="0: of each token of the answer.")] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5, description="The likeliest at each token.")] | None = None
     echo: Literal[False] | None = None
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
     suffix: Literal[""] | None = None
 
     @property
-    def wants_logprobs(self) -> bool:
-        return self.logprobs is not None
+    def top(self) -> int | None:
+        """How many likeliest tokens are told at each of the answer's; None: no log-probabilities at all."""
+        return self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each a text or token ids."""
@@ -154,14 +155,15 @@ class ChatRequest(Common):
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = False
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: TextFormat | None = None
     store: Literal[False] | None = None
     metadata: dict[str, Any] | None = None
 
     @property
-    def wants_logprobs(self) -> bool:
-        return bool(self.logprobs)
+    def top(self) -> int | None:
+        """How many likeliest tokens are told at each of the answer's; None: no log-probabilities at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def limit(self) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 
 from adaspec.serving.app import build
+from adaspec.serving.gate import LOOPBACK
 from adaspec.serving.service import Service
 from adaspec.telemetry import JsonLines
 
@@ -30,7 +31,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, service: Service, host: str, port: int, ready: Callable[[str], None] = lambda url: None) -> None:
         config = uvicorn.Config(
-            build(service),
+            build(service, local=host in LOOPBACK),
             host=host,
             port=port,
             http="h11",

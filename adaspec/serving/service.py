@@ -162,7 +162,7 @@ class Service:
             requests,
             tag=body.adaspec.tag or ("" if greedy else "sampled"),
             override=override,
-            logprobs=body.wants_logprobs,
+            logprobs=body.top,
             timeout=self.settings.timeout,
         )
 

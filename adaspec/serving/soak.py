@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import httpx
@@ -199,8 +200,8 @@ def soak(
 ) -> dict[str, Any]:
     """Serves an assembly to ``clients`` for some minutes and tells what happened.
 
-    In the third quarter all but two clients pause, so that the load changes; in the second the lookup drafter fails for
-    a minute (a quarter of the time if that is less).
+    In the third quarter all clients but one pause, so that the load changes; in the second the lookup drafter fails
+    for a minute (a quarter of the time if that is less).
     """
     answers = _offline(assembly, tokens)
     ids = {prompt: list(assembly.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS}
@@ -227,17 +228,20 @@ def soak(
         def pause() -> bool:
             return 0.5 < (time.monotonic() - began) / length < 0.75
 
-        asking = [Client(number, urls[0], answers, tally, hangs_up=number == 0, seed=seed) for number in range(clients)]
+        asking = [Client(number, urls[0], answers, tally, hangs_up=number == 1, seed=seed) for number in range(clients)]
         runs = [
-            pool.submit(each.run, began + length, pause if number > 1 else _never, ids)
+            pool.submit(each.run, began + length, pause if number else _never, ids)
             for number, each in enumerate(asking)
         ]
         while not all(run.done() for run in runs):
             spent = time.monotonic() - began
             for fault in faults:
                 fault.on = 0.25 * length < spent < 0.25 * length + min(60.0, 0.25 * length)
-            watch.look(spent)
-            time.sleep(0.5)
+            phase = f"{clients} clients"
+            if pause():
+                phase = "1 client" if sum(service.engine.load()) <= 1 else f"{phase} stop asking"
+            watch.look(spent, f"{phase}, a drafter fails" if any(fault.on for fault in faults) else phase)
+            time.sleep(0.2)
         for run in runs:
             run.result()
     metrics = service.telemetry.exposition().decode()
@@ -250,24 +254,64 @@ def _never() -> bool:
     return False
 
 
+@dataclass(slots=True)
+class Mix:
+    """Rounds per plan, with the rows and tokens of all of them."""
+
+    plans: Counter[str] = field(default_factory=Counter)
+    rows: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, plan: str, outcome: RoundOutcome) -> None:
+        """Takes in a round."""
+        self.plans[plan] += 1
+        self.rows += outcome.rows
+        self.tokens += outcome.tokens
+        self.seconds += outcome.seconds
+
+    def told(self) -> dict[str, Any]:
+        """In numbers."""
+        rounds = self.plans.total()
+        return {
+            "rounds": rounds,
+            "rows_per_round": round(self.rows / rounds, 2),
+            "tokens_per_row_and_round": round(self.tokens / self.rows, 3),
+            "tokens_per_second": round(self.tokens / self.seconds, 1),
+            "plan_shares": {plan: round(count / rounds, 3) for plan, count in self.plans.most_common()},
+        }
+
+
+def difference(one: Mix, other: Mix) -> float:
+    """Total variation between the plans of two mixes: 0 for the same shares, 1 for no plan in common."""
+    ours, theirs = one.plans.total(), other.plans.total()
+    plans = one.plans.keys() | other.plans.keys()
+    return 0.5 * sum(abs(one.plans[plan] / ours - other.plans[plan] / theirs) for plan in plans)
+
+
 class Watch:
-    """Looks at the service from time to time: memory, and which plans were played at which batch size."""
+    """Looks at the service from time to time: memory, and which plans were played in which phase and batch size."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._phase = ""
         self.memory: list[tuple[float, float]] = []  # seconds, MB
-        self.plans: dict[int, Counter[str]] = {}  # by batch size
+        self.batches: dict[int, Mix] = {}  # by bucket of batch sizes
+        self.phases: dict[str, Mix] = {}
         self.benched: list[float] = []
         listener = service.telemetry.round
 
         def heard(decision: Decision, outcome: RoundOutcome, note: Note) -> None:
-            self.plans.setdefault(decision.context.bucket, Counter())[str(decision.plan)] += 1
+            plan = str(decision.plan)
+            self.batches.setdefault(decision.context.bucket, Mix()).add(plan, outcome)
+            self.phases.setdefault(self._phase, Mix()).add(plan, outcome)
             listener(decision, outcome, note)
 
         service.telemetry.round = heard  # type: ignore[method-assign]
 
-    def look(self, spent: float) -> None:
-        """Notes the state after ``spent`` seconds."""
+    def look(self, spent: float, phase: str) -> None:
+        """Notes the state after ``spent`` seconds; what is played from now on belongs to ``phase``."""
+        self._phase = phase
         self.memory.append((spent, resident()))
         if self._service.guard.benched:
             self.benched.append(spent)
@@ -308,12 +352,8 @@ class _Plainly:
 
 def _summary(tally: Tally, watch: Watch, metrics: str, minutes: float, clients: int) -> dict[str, Any]:
     latencies = sorted(tally.latencies)
-    settled = [mb for spent, mb in watch.memory if spent > 0.2 * watch.memory[-1][0]] or [0.0]
-    third = max(len(settled) // 3, 1)
-    shares = {
-        str(bucket): {plan: round(n / plans.total(), 3) for plan, n in plans.most_common(5)}
-        for bucket, plans in sorted(watch.plans.items())
-    }
+    settled = watch.memory[len(watch.memory) // 5 :]  # by then every cache has met its longest request
+    quiet, busy = watch.phases.get("1 client"), watch.phases.get(f"{clients} clients")
     lost, garbled = tally.ended["lost"], tally.ended["garbled"]
     return {
         "ok": not (lost or garbled) and bool(tally.latencies),
@@ -326,13 +366,15 @@ def _summary(tally: Tally, watch: Watch, metrics: str, minutes: float, clients: 
         "faults": tally.faults[:10],
         "latency_seconds": {name: _quantile(latencies, share) for name, share in (("p50", 0.5), ("p99", 0.99))},
         "memory_mb": {
-            "first_third": round(sum(settled[:third]) / third, 1),
-            "last_third": round(sum(settled[-third:]) / third, 1),
-            "most": round(max(settled), 1),
+            "after_a_fifth": round(settled[0][1], 1),
+            "end": round(settled[-1][1], 1),
+            "most": round(max(mb for _, mb in settled), 1),
+            "growth_per_minute": round(60.0 * linear_regression(*zip(*settled)).slope, 2),
         },
         "benched_from_to": [round(watch.benched[0], 1), round(watch.benched[-1], 1)] if watch.benched else None,
-        "rounds_by_batch": {str(bucket): plans.total() for bucket, plans in sorted(watch.plans.items())},
-        "plan_shares_by_batch": shares,
+        "by_phase": {phase: mix.told() for phase, mix in watch.phases.items()},
+        "plan_mix_difference": round(difference(quiet, busy), 3) if quiet and busy else None,
+        "by_batch_size": {str(bucket): mix.told() for bucket, mix in sorted(watch.batches.items())},
         "fallbacks": [line for line in metrics.splitlines() if line.startswith("adaspec:fallbacks_total")],
     }
 

@@ -111,7 +111,7 @@ def distil(job: Distillation, tell: Tell) -> Distilled:
     tied = bool(module.config.get_text_config().tie_word_embeddings)
     after = {kind: curve(trainer.judged(found)) for kind, found in held_out.items()}
     after["all"] = curve(trainer.judged(judged_by))
-    save_feature_drafter(job.out, net, token_map, None if tied else rows, job.target)
+    save_feature_drafter(job.out, net, token_map, None if tied else rows, job.target, after["all"])
     result = Distilled(
         steps=trainer.step,
         before=trainer.history[0][1],

@@ -13,6 +13,7 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 from transformers import (
     GenerationConfig,
+    LlamaConfig,
     LogitsProcessor,
     LogitsProcessorList,
     MaxTimeCriteria,
@@ -25,6 +26,8 @@ from transformers.generation.streamers import BaseStreamer
 from adaspec import Controller, Decision, EpsilonGreedy, Plan, PlanSpace
 from adaspec.adapters.hf import Speculation, generate
 from adaspec.adapters.hf_assisted import Assisted
+from adaspec.decoding.feature_load import head_rows, save_feature_drafter
+from adaspec.decoding.feature_net import FeatureNet, FeatureShape
 from adaspec.decoding.lookup import LookupDrafter
 
 PROMPT = torch.tensor([[5, 9, 17, 5, 9, 17, 5, 9]])
@@ -110,6 +113,26 @@ def test_the_function_form_takes_drafters_by_kind(models):
     options |= {"drafters": {"draft": draft, "lookup": "lookup"}, "controller": controller}
     target.generate(PROMPT, **options)
     assert len(controller.played) > 3
+
+
+def test_the_folder_of_a_feature_drafter_is_a_drafter(models, tmp_path):
+    target = models[0]
+    torch.manual_seed(5)
+    net = FeatureNet(FeatureShape(LlamaConfig(**target.config.to_dict()), target.config.hidden_size))
+    tokens = torch.arange(0, VOCAB, 2)
+    save_feature_drafter(tmp_path, net, tokens, head_rows(target, tokens), "tiny")
+    controller = Turns()
+    controller.space = PlanSpace([Plan.parse("target/head:3"), Plan.parse("target/lookup:2")])
+    controller.plans = cycle(controller.space)
+    ours = Speculation(target, {"head": str(tmp_path), "lookup": "lookup"}, controller=controller, profile=False)
+    plain = target.generate(PROMPT, max_new_tokens=24, do_sample=False)
+    assert torch.equal(target.generate(PROMPT, max_new_tokens=24, do_sample=False, custom_generate=ours), plain)
+    assert controller.played[Plan.parse("target/head:3")] > 2
+    several = Speculation(target, {"head": str(tmp_path), "draft": models[1], "lookup": "lookup"}, profile=False)
+    texts = {str(plan) for plan in several.controller.space}
+    assert "target/head:2" in texts
+    assert "target/draft/lookup:4,2" in texts
+    assert "target/draft/head:4,2" not in texts  # a feature drafter reads the target alone
 
 
 def test_scores_and_logits_are_those_of_generate(models, speculation):

@@ -7,6 +7,7 @@ from transformers import LlamaConfig
 from adaspec.decoding.chain import Chain
 from adaspec.decoding.feature import FeatureDrafter
 from adaspec.decoding.feature_net import FeatureNet, FeatureShape
+from adaspec.decoding.native.head import NativeFeatureDrafter, NativeHead
 
 SIZE = 8
 
@@ -28,15 +29,15 @@ class SeeingTable(TableModel):
         return self._now
 
 
-def toy_shape(**fields):
+def toy_shape(*, heads=2, **fields):
     llama = LlamaConfig(
-        hidden_size=SIZE, intermediate_size=8, num_attention_heads=2, num_key_value_heads=1, vocab_size=VOCAB
+        hidden_size=SIZE, intermediate_size=8, num_attention_heads=heads, num_key_value_heads=1, vocab_size=VOCAB
     )
     return FeatureShape(llama, SIZE, **({"input_norm": True, "output_norm": True} | fields))
 
 
-def toy_head(name="head", *, kept=None, seed=0, cls=FeatureDrafter, **fields):
-    """Random weights large enough to matter. ``kept``: the tokens of a reduced head."""
+def toy_weights(*, kept=None, seed=0, **fields):
+    """Random weights large enough to matter: the layer, embeddings [V, size], rows of the head [D, size]."""
     torch.manual_seed(seed)
     net = FeatureNet(toy_shape(**fields)).eval().requires_grad_(False)
     for parameter in net.parameters():
@@ -44,16 +45,22 @@ def toy_head(name="head", *, kept=None, seed=0, cls=FeatureDrafter, **fields):
             parameter.mul_(1.5)
     embedding, head = torch.randn(VOCAB, SIZE), torch.randn(VOCAB, SIZE)
     head[:, :VOCAB] += torch.eye(VOCAB)
-    rows = head if kept is None else head[list(kept)]
-    return cls(
-        name,
-        net,
-        lambda tokens: embedding[tokens],
-        lambda states: states @ rows.T,
-        VOCAB,
-        (1,),
-        None if kept is None else torch.tensor(kept),
-    )
+    return net, embedding, head if kept is None else head[list(kept)]
+
+
+def toy_head(name="head", *, kept=None, seed=0, cls=FeatureDrafter, **fields):
+    """``kept``: the tokens of a reduced head."""
+    net, embedding, rows = toy_weights(kept=kept, seed=seed, **fields)
+    token_map = None if kept is None else torch.tensor(kept)
+    return cls(name, net, lambda tokens: embedding[tokens], lambda states: states @ rows.T, VOCAB, (1,), token_map)
+
+
+def native_head(name="head", *, kept=None, seed=0, cls=NativeFeatureDrafter, precision="float32"):
+    """The same in C, with one head of attention: its width there is a multiple of 8."""
+    net, embedding, rows = toy_weights(kept=kept, seed=seed, heads=1)
+    token_map = torch.arange(VOCAB) if kept is None else torch.tensor(kept)
+    head = NativeHead(net, embedding, rows, token_map, precision)
+    return cls(name, head, VOCAB, (1,), None if kept is None else token_map)
 
 
 def seeing_chain(**drafters):

@@ -222,9 +222,25 @@ def test_our_own_layout_comes_back(tmp_path):
     assert back.net.shape.input_norm
     assert back.net.shape.output_norm
     assert json.loads((tmp_path / "b" / "config.json").read_text())["target"] == "some target"
+    assert back.acceptance == ()
     torch.testing.assert_close(back.net.rotary.inv_freq, written.net.rotary.inv_freq)
     for name, value in written.net.state_dict().items():
         torch.testing.assert_close(back.net.state_dict()[name], value.half().float())
+
+
+@pytest.mark.parametrize("runner", ["auto", "torch"])
+def test_its_acceptance_comes_back_as_far_as_it_is_known(tmp_path, runner):
+    net = read_feature_drafter(write(tmp_path / "a", eagle_1())).net
+    (tmp_path / "b").mkdir()
+    rows = numbers(len(REDUCED), SIZE)
+    save_feature_drafter(tmp_path / "b", net, torch.tensor(REDUCED), rows, "t", [0.4, 0.25, 0.0, 0.5])
+    target = Model("target", tiny("llama"))
+    assert load_feature_drafter("head", tmp_path / "b", target, runner=runner).acceptance == (0.4, 0.25)
+
+
+@pytest.mark.parametrize("told", ["high", [1.5], [0.5, "x"], {}, None])
+def test_an_acceptance_that_is_none_tells_nothing(tmp_path, told):
+    assert read_feature_drafter(write(tmp_path, eagle_1(), acceptance=told)).acceptance == ()
 
 
 def test_a_reduced_head_is_taken_from_the_embedding_of_a_tied_target(tmp_path):

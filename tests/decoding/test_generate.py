@@ -89,7 +89,7 @@ def test_log_probabilities_are_those_of_the_targets_raw_logits():
     """Temperature, top-k and penalty change what is drawn, not what is reported; to 1e-5."""
     sampling = SamplingParams(temperature=0.7, top_k=3, repetition_penalty=1.3, seed=4)
     requests = [Request(PROMPT, 12, sampling), Request((0, 3, 1), 6, sampling), Request(PROMPT, 12, sampling, ("zy",))]
-    done = generator(stop_ids=(0,)).generate(requests, logprobs=True)
+    done = generator(stop_ids=(0,)).generate(requests, logprobs=0)
     for asked, completion in zip(requests, done.completions, strict=True):
         text = list(asked.prompt)
         want = []

@@ -38,7 +38,7 @@ def test_what_the_native_runner_cannot_compute_falls_back_with_the_reason(folder
     model = load_model("target", folder)
     assert model.runner.startswith("torch (GPT2LMHeadModel is none of")
     next_token(model, (3, 4))
-    with pytest.raises(ValueError, match="target: GPT2LMHeadModel is none of"):
+    with pytest.raises(ValueError, match=r"target: .*: GPT2LMHeadModel is none of"):
         load_model("target", folder, runner="native")
 
 
@@ -56,8 +56,25 @@ def test_without_a_compiler_torch_takes_over(folder, monkeypatch):
 
 @pytest.mark.parametrize(
     "wrong",
-    [("fast", "fp16", "cpu"), ("native", "stock", "cpu"), ("native", "fp16", "cuda"), ("graphs", "fp16", "cpu")],
+    [
+        ("fast", "fp16", "cpu"),
+        ("native", "stock", "cpu"),
+        ("native", "fp16", "cuda"),
+        ("graphs", "fp16", "cpu"),
+        ("torch", "int4", "cpu"),
+    ],
 )
 def test_a_runner_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match="runner"):
         check_runner(*wrong)
+
+
+def test_int4_is_computed_in_c_or_not_at_all(folder, monkeypatch):
+    assert isinstance(load_model("target", folder, precision="int4"), NativeModel)
+
+    def fails():
+        raise CompileError("no C compiler (cc) on this machine")
+
+    monkeypatch.setattr(load, "library", fails)
+    with pytest.raises(ValueError, match="target: the native runner cannot compute it: no C compiler"):
+        load_model("target", folder, precision="int4")

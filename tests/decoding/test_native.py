@@ -1,6 +1,7 @@
 """The C forward computes what the module computes, and a row's bits do not depend on what is computed beside it."""
 
 import copy
+import platform
 import subprocess
 
 import pytest
@@ -15,11 +16,12 @@ from adaspec.decoding.native import library
 from adaspec.decoding.native.decoder import NativeDecoder, obstacle
 from adaspec.decoding.native.library import CompileError
 from adaspec.decoding.native.model import NativeModel
+from adaspec.decoding.native.weights import _blocks
 from adaspec.decoding.sampling import GREEDY
 from adaspec.plan import Plan
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
-TOLERANCE = {"float32": 1e-5, "fp16": 2e-3, "int8": 0.1}  # of the largest logit
+TOLERANCE = {"float32": 1e-5, "fp16": 2e-3, "int8": 0.1, "int4": 0.3}  # of the largest logit
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +108,68 @@ def test_a_row_is_the_same_bits_whatever_batch_it_is_in():
         assert torch.equal(logits[sequence == row], alone[row])
 
 
+def quantised(weight):
+    """Weights [outputs, inputs] -> (codes, steps, minima) of groups of 32, read back from what C packs."""
+    blocks = _blocks(weight)
+    columns, groups, _ = blocks.shape
+    packed = blocks[..., :128].view(columns, groups, 4, 8, 4)  # [.., pair of steps, output, input]
+    codes = torch.stack((packed & 15, packed >> 4), 3).permute(0, 4, 1, 2, 3, 5).reshape(8 * columns, groups, 32)
+    halves = blocks[..., 128:].contiguous().view(torch.float16).view(columns, groups, 2, 8).float()
+    steps, minima = halves.permute(2, 0, 3, 1).reshape(2, 8 * columns, groups, 1)
+    return codes, steps, minima
+
+
+def test_int4_weights_on_a_grid_of_four_bits_are_met_exactly():
+    """Even where a group does not use all of its codes."""
+    random = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 16, (24, 3, 32), generator=random)
+    codes[:8] = codes[:8].clamp(2, 11)
+    weight = codes * 2.0**-6 - 0.125
+    found, steps, minima = quantised(weight.view(24, 96))
+    assert torch.equal(found * steps + minima, weight)
+
+
+def test_int4_is_closer_than_rounding_from_the_least_to_the_largest_weight():
+    weight = torch.randn(20, 70, generator=torch.Generator().manual_seed(1))
+    codes, steps, minima = quantised(weight)
+    padded = torch.nn.functional.pad(weight, (0, 26, 0, 4)).view(24, 3, 32)
+    low, high = padded.amin(-1, keepdim=True), padded.amax(-1, keepdim=True)
+    plain = ((padded - low) / ((high - low) / 15).clamp_min(1e-9)).round() * (high - low) / 15 + low
+    errors = [((each - padded)[:20, :2] ** 2).sum() for each in (codes * steps + minima, plain)]
+    assert errors[0] < 0.95 * errors[1]
+
+
+@pytest.mark.slow  # it compiles
+@pytest.mark.parametrize("flags", [(), ("-mno-avx512vnni",), ("-mno-avx2", "-mno-f16c", "-mno-fma", "-mno-avx512f")])
+def test_int4_computes_what_its_codes_say(monkeypatch, tmp_path, flags):
+    """Products of the rounded rows with the rounded weights; with VNNI, without, and in plain C."""
+    monkeypatch.setattr(library, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(
+        library, "FLAGS", (*library.FLAGS, "-O1", *flags) if platform.machine() == "x86_64" else library.FLAGS
+    )
+    library.library.cache_clear()
+    try:
+        module, native = decoder("llama", "int4", num_hidden_layers=1)
+        found = passes(native, torch.arange(3, 20), [17])
+    finally:
+        library.library.cache_clear()
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.Linear):
+            codes, steps, minima = quantised(layer.weight)
+            restored = (codes * steps + minima).flatten(1)[: layer.out_features, : layer.in_features]
+            layer.weight.copy_(restored)
+            layer.register_forward_pre_hook(lambda layer, args: (rounded(args[0]),))
+    expected = module(torch.arange(3, 20)[None]).logits[0]
+    assert (found - expected).abs().max() < 2e-2 * expected.abs().max()
+
+
+def rounded(x):
+    """Rows in groups of 32, each to 127 steps of its largest magnitude."""
+    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % 32)).unflatten(-1, (-1, 32))
+    step = padded.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
+    return ((padded / step).round() * step).flatten(-2)[..., : x.shape[-1]]
+
+
 def test_rejected_slots_are_overwritten():
     _, native = decoder("llama")
     tokens = torch.arange(3, 23)
@@ -129,7 +193,7 @@ def test_states_of_the_layers_are_those_of_the_module():
         assert torch.allclose(found[layer], expected[0], atol=1e-5), layer
 
 
-@pytest.mark.parametrize("precision", ["float32", "fp16", "int8"])
+@pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("plan", ["target/a:4", "target/lookup:3", "target/a/lookup:5,2"])
 def test_greedy_decoding_is_plain_decoding(plan, precision):
     """Ragged batches, rows that end early; for float32 also the tokens of the module itself."""

@@ -129,6 +129,28 @@ def test_logprobs_belong_to_the_tokens_of_the_answer(client) -> None:
     assert len(chat.choices[0].logprobs.content) == 6
 
 
+def test_the_likeliest_tokens_are_told_best_first_whatever_the_batch_asks_for(client) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        first, third, none = pool.map(lambda top: complete(client, logprobs=top, max_tokens=8).choices[0], (1, 3, 0))
+    assert none.logprobs.top_logprobs is None
+    for choice, count in ((first, 1), (third, 3)):
+        scores = choice.logprobs
+        for token, value, top in zip(scores.tokens, scores.token_logprobs, scores.top_logprobs, strict=True):
+            assert len(top) <= count  # tokens of one text are told once
+            assert max(top.values()) == top[token] == value  # greedy
+    messages = [{"role": "user", "content": "hi"}]
+    options = {"model": NAME, "messages": messages, "temperature": 0, "max_tokens": 6, "logprobs": True}
+    [chat] = client.chat.completions.create(**options, top_logprobs=4).choices
+    for place in chat.logprobs.content:
+        values = [other.logprob for other in place.top_logprobs]
+        assert len(values) == 4
+        assert values == sorted(values, reverse=True)
+        assert place.logprob == values[0]
+    parts = client.chat.completions.create(**options, top_logprobs=4, stream=True)
+    streamed = [part for chunk in parts if chunk.choices[0].logprobs for part in chunk.choices[0].logprobs.content]
+    assert streamed == chat.logprobs.content
+
+
 def test_models_and_health(client, server) -> None:
     assert [model.id for model in client.models.list().data] == [NAME]
     assert client.models.retrieve(NAME).model_extra["max_model_len"] == server.service.capacity
@@ -247,6 +269,15 @@ def test_a_token_is_asked_for_and_never_shown(new_assembly) -> None:
         assert httpx.get(f"{run.url}/metrics").status_code == 401
         assert httpx.get(f"{run.url}/health").status_code == 200
         assert httpx.get(f"{run.url}/").status_code == 200
+        named = {"Authorization": "Bearer secret-token", "Host": "models.example"}
+        assert httpx.get(f"{run.url}/live", headers=named).status_code == 200
+
+
+def test_a_token_may_have_any_letters(new_assembly) -> None:
+    with running(new_assembly(), Settings(NAME, token="clé-ключ")) as run:
+        for key, status in (("clé-ключ", 200), ("clé-ключи", 401)):
+            answer = httpx.get(f"{run.url}/live", headers={"Authorization": f"Bearer {key}".encode()})
+            assert answer.status_code == status
 
 
 class Gate:

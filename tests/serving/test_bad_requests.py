@@ -46,7 +46,7 @@ BAD = [
     ({"stop": [1]}, 400, "stop"),
     ({"stream": "yes"}, 400, "stream"),
     ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
-    ({"logprobs": 5}, 400, "logprobs"),
+    ({"logprobs": 6}, 400, "logprobs"),
     ({"echo": True}, 400, "echo"),
     ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
     ({"presence_penalty": 0.5}, 400, "presence_penalty"),
@@ -66,6 +66,7 @@ BAD_CHATS = [
     ({"tools": [{"type": "function"}]}, 400, "tools"),
     ({"response_format": {"type": "json_object"}}, 400, "response_format"),
     ({"top_logprobs": 3}, 400, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
 ]
 
 
@@ -135,6 +136,24 @@ def test_other_paths_and_methods_have_the_same_shape(http) -> None:
     error_of(http.get("/v1/nothing"), 404)
     error_of(http.get("/v1/completions"), 405)
     error_of(http.get("/decisions", params={"last": 0}), 400)
+
+
+@pytest.mark.parametrize(
+    "name", ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "[::2]:80", ""]
+)
+def test_without_a_token_the_loopback_service_answers_to_its_own_names_alone(http, name) -> None:
+    assert error_of(http.get("/v1/models", headers={"Host": name}), 403)["code"] == "unknown_host"
+    for own in ("localhost:8000", "LOCALHOST", "[::1]:80", "127.0.0.1"):
+        assert http.get("/v1/models", headers={"Host": own}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/live", "/v1/nothing", "/metrics"])
+def test_browsers_are_told_to_guess_and_keep_nothing(http, path) -> None:
+    headers = http.get(path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cache-control"] == "no-store"
+    assert "server" not in headers
 
 
 def test_the_server_goes_on_after_all_of_it(http) -> None:

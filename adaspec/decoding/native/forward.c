@@ -3,213 +3,13 @@
    A row is one position of one sequence. All rows of a pass share each weight that is read, so a pass over a few rows
    takes hardly longer than a pass over one. And a row's result is the same bits whatever rows are beside it, by
    construction: every output is one chain of multiply-adds over the inputs in a fixed order, a row attends to the slots
-   up to its own position and sees no other, and threads share out outputs, never a sum.
+   up to its own position and sees no other, and threads share out outputs, never a sum. */
 
-   Layouts: rows [R, width] float; caches [B, kv_heads, slots, head_dim]; weights in panels of 2 outputs, each panel
-   [inputs / 8, 2 outputs, 8 inputs]: whatever shape of tile works on them, it reads them front to back. */
+#include "linear.h"
 
-#include <math.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#include <stdint.h>
-#include <string.h>
-#if defined(__AVX2__) && defined(__F16C__)
-#include <immintrin.h>
-#endif
-
-typedef float v8 __attribute__((vector_size(32), aligned(4), may_alias));
-typedef int32_t i8 __attribute__((vector_size(32), aligned(4), may_alias));
-#define INLINE static inline __attribute__((always_inline))
-#define LANES 8
-#define PANEL 2    /* outputs that are stored together */
-#define ROWS 48    /* rows that go through all weights together */
-#define AHEAD 2048 /* bytes of weights that are asked of the memory before they are used */
-
-enum kind { FLOAT32, FLOAT16, INT8 };
-
-struct linear {
-    const void *weight; /* [outputs / 2, inputs / 8, 2, 8] of kind */
-    const float *scale; /* [outputs], INT8 only */
-    const float *bias;  /* [outputs] or NULL */
-    int64_t outputs, inputs;
-    int32_t kind;
-};
-
-struct layer {
-    struct linear qkv, out, gate_up, down; /* q, k, v stacked; gate, up stacked */
-    const float *attention_norm, *mlp_norm; /* [hidden] */
-    const float *query_norm, *key_norm;     /* [head_dim] or NULL */
-    float *keys, *values;                   /* [B, kv_heads, slots, head_dim] */
-};
-
-struct model {
-    const struct layer *layers;
-    const float *final_norm; /* [hidden] */
-    struct linear head;
-    int64_t layer_count, hidden, heads, kv_heads, head_dim, inner, slots;
-    float epsilon, scale;
-};
-
-struct pass {
-    int64_t rows, outputs;      /* R; how many of them get logits */
-    const int64_t *sequence;    /* [R] index into the caches' B */
-    const int64_t *position;    /* [R] slot that the row writes; it attends to 0 .. position */
-    const float *cosine, *sine; /* [R, head_dim] */
-    const int64_t *wanted;      /* [outputs] rows that get logits */
-    float *x;                   /* [R, hidden]: embeddings, overwritten */
-    float *logits;              /* [outputs, vocabulary] */
-    float *const *taps;         /* [layer_count]: where to put the state behind each layer [R, hidden], or NULL; behind
-                                   the last one: as the head reads it, after the final norm */
-    float *scratch;             /* scratch_size() floats */
-    int64_t threads;
-};
-
-/* Arithmetic on eight lanes. */
-
-INLINE v8 load(const float *from) { return *(const v8 *)from; }
-
-INLINE v8 widen_half(const uint16_t *from)
-{
-#if defined(__AVX2__) && defined(__F16C__)
-    return (v8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
-#else
-    v8 wide;
-    for (int lane = 0; lane < LANES; lane++) {
-        _Float16 half;
-        memcpy(&half, from + lane, sizeof half);
-        wide[lane] = (float)half;
-    }
-    return wide;
-#endif
-}
-
-INLINE v8 widen_byte(const int8_t *from)
-{
-#if defined(__AVX2__) && defined(__F16C__)
-    return (v8)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
-#else
-    v8 wide;
-    for (int lane = 0; lane < LANES; lane++)
-        wide[lane] = (float)from[lane];
-    return wide;
-#endif
-}
-
-INLINE int64_t bytes_of(enum kind kind) { return kind == FLOAT32 ? 4 : kind == FLOAT16 ? 2 : 1; }
-
-INLINE v8 weight_at(enum kind kind, const void *at)
-{
-    return kind == FLOAT16 ? widen_half(at) : kind == INT8 ? widen_byte(at) : load(at);
-}
-
-/* a * b + c, rounded once where the processor can; the compiler itself must not choose (-ffp-contract=off). */
-INLINE v8 multiply_add(v8 a, v8 b, v8 c)
-{
-#if defined(__FMA__)
-    return (v8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-    return a * b + c;
-#endif
-}
-
-INLINE float sum(v8 v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
-
-/* e^x, to 2e-7 of the result, for x up to 88: x = n ln 2 + r, then a polynomial for e^r (Cephes). */
-INLINE v8 exponential(v8 x)
-{
-    v8 low = {-87.0f, -87.0f, -87.0f, -87.0f, -87.0f, -87.0f, -87.0f, -87.0f};
-    i8 above = x > low;
-    x = (v8)(((i8)x & above) | ((i8)low & ~above));
-    v8 n = x * 1.44269504f + 12582912.0f - 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    v8 r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    v8 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    i8 bits = (__builtin_convertvector(n, i8) + 127) << 23;
-    return p * (v8)bits;
-}
-
-/* Y = X W^T, each output one chain over the inputs. */
-
-struct product {
-    const float *x; /* [rows, x_stride] */
-    float *y;       /* [rows, y_stride] */
-    int64_t rows, x_stride, y_stride;
-    int add; /* to what y holds */
-};
-
-/* Up to 6 rows by the outputs of a panel: 12 sums fit into the registers. */
-INLINE void tile(const int rows, enum kind kind, const struct linear *w, int64_t first, const struct product *p, int64_t row)
-{
-    const int64_t width = w->inputs, stride = p->x_stride;
-    const float *x = p->x + row * stride;
-    const char *panel = (const char *)w->weight + first * width * bytes_of(kind);
-    v8 sums[6][PANEL];
-#pragma GCC unroll 8
-    for (int m = 0; m < rows; m++)
-#pragma GCC unroll 8
-        for (int n = 0; n < PANEL; n++)
-            sums[m][n] = (v8){0};
-    for (int64_t i = 0; i < width; i += LANES) {
-        const char *at = panel + i * PANEL * bytes_of(kind);
-        __builtin_prefetch(at + AHEAD);
-        v8 weights[PANEL];
-#pragma GCC unroll 8
-        for (int n = 0; n < PANEL; n++)
-            weights[n] = weight_at(kind, at + n * LANES * bytes_of(kind));
-#pragma GCC unroll 8
-        for (int m = 0; m < rows; m++) {
-            v8 inputs = load(x + m * stride + i);
-#pragma GCC unroll 8
-            for (int n = 0; n < PANEL; n++)
-                sums[m][n] = multiply_add(weights[n], inputs, sums[m][n]);
-        }
-    }
-    for (int m = 0; m < rows; m++)
-        for (int n = 0; n < PANEL && first + n < w->outputs; n++) {
-            float value = sum(sums[m][n]);
-            if (kind == INT8)
-                value *= w->scale[first + n];
-            if (w->bias)
-                value += w->bias[first + n];
-            float *y = p->y + (row + m) * p->y_stride + first + n;
-            *y = p->add ? *y + value : value;
-        }
-}
-
-INLINE void outputs_of(enum kind kind, const struct linear *w, int64_t from, int64_t to, const struct product *p)
-{
-    for (int64_t first = from; first < to; first += PANEL) {
-        int64_t row = 0;
-        for (; row + 6 <= p->rows; row += 6)
-            tile(6, kind, w, first, p, row);
-        switch (p->rows - row) {
-        case 5: tile(5, kind, w, first, p, row); break;
-        case 4: tile(4, kind, w, first, p, row); break;
-        case 3: tile(3, kind, w, first, p, row); break;
-        case 2: tile(2, kind, w, first, p, row); break;
-        case 1: tile(1, kind, w, first, p, row); break;
-        }
-    }
-}
-
-/* Outputs from .. to of every row, so many rows at a time that they stay in the cache. */
-static void multiply(const struct linear *w, int64_t from, int64_t to, struct product p)
-{
-    for (int64_t left = p.rows; left > 0; left -= ROWS, p.x += ROWS * p.x_stride, p.y += ROWS * p.y_stride) {
-        p.rows = left < ROWS ? left : ROWS;
-        if (w->kind == FLOAT16)
-            outputs_of(FLOAT16, w, from, to, &p);
-        else if (w->kind == INT8)
-            outputs_of(INT8, w, from, to, &p);
-        else
-            outputs_of(FLOAT32, w, from, to, &p);
-    }
-}
 
 /* The parts of a layer, each for one row. */
 
@@ -324,7 +124,7 @@ static void attention(const struct model *m, const struct layer *l, const struct
 {
     const int64_t heads = m->heads, kv = m->kv_heads, width = m->head_dim, all = heads + 2 * kv;
     int64_t from, to;
-    share(l->qkv.outputs, PANEL, w, &from, &to);
+    share(l->qkv.outputs, UNIT, w, &from, &to);
     multiply(&l->qkv, from, to, (struct product){w->normed, w->qkv, p->rows, m->hidden, l->qkv.outputs, 0});
     BARRIER
     share(p->rows * all, 1, w, &from, &to);
@@ -351,7 +151,7 @@ static void attention(const struct model *m, const struct layer *l, const struct
                w->scores, w->mixed + item * width);
     }
     BARRIER
-    share(m->hidden, PANEL, w, &from, &to);
+    share(m->hidden, UNIT, w, &from, &to);
     multiply(&l->out, from, to, (struct product){w->mixed, p->x, p->rows, l->out.inputs, m->hidden, 1});
     BARRIER
 }
@@ -359,7 +159,7 @@ static void attention(const struct model *m, const struct layer *l, const struct
 static void mlp(const struct model *m, const struct layer *l, const struct pass *p, const struct worker *w)
 {
     int64_t from, to;
-    share(m->inner, PANEL, w, &from, &to);
+    share(m->inner, UNIT, w, &from, &to);
     const int64_t both = 2 * m->inner;
     struct product product = {w->normed, w->inner, p->rows, m->hidden, both, 0};
     multiply(&l->gate_up, from, to, product);
@@ -367,7 +167,7 @@ static void mlp(const struct model *m, const struct layer *l, const struct pass 
     for (int64_t row = 0; row < p->rows; row++)
         gate(w->inner + row * both, w->inner + row * both + m->inner, from, to);
     BARRIER
-    share(m->hidden, PANEL, w, &from, &to);
+    share(m->hidden, UNIT, w, &from, &to);
     multiply(&l->down, from, to, (struct product){w->inner, p->x, p->rows, both, m->hidden, 1});
     BARRIER
 }
@@ -396,8 +196,18 @@ static void head(const struct model *m, const struct pass *p, const struct worke
     for (int64_t row = from; row < to; row++)
         memcpy(p->x + row * m->hidden, w->normed + p->wanted[row] * m->hidden, sizeof(float) * (size_t)m->hidden);
     BARRIER
-    share(m->head.outputs, PANEL, w, &from, &to);
+    share(m->head.outputs, UNIT, w, &from, &to);
     multiply(&m->head, from, to, (struct product){p->x, p->logits, p->outputs, m->hidden, m->head.outputs, 0});
+}
+
+static void join(const struct model *m, const struct pass *p, const struct worker *w)
+{
+    if (!m->join.weight)
+        return;
+    int64_t from, to;
+    share(m->hidden, UNIT, w, &from, &to);
+    multiply(&m->join, from, to, (struct product){p->joined, p->x, p->rows, m->join.inputs, m->hidden, 0});
+    BARRIER
 }
 
 void forward(const struct model *m, const struct pass *p)
@@ -405,6 +215,7 @@ void forward(const struct model *m, const struct pass *p)
 #pragma omp parallel num_threads(p->threads)
     {
         const struct worker w = worker(m, p);
+        join(m, p, &w);
         for (int64_t index = 0; index < m->layer_count; index++) {
             const struct layer *l = m->layers + index;
             normalise_rows(m, p, l->attention_norm, w.normed, &w);
@@ -429,13 +240,13 @@ void products(const struct model *m, const struct pass *p)
             const struct linear *layer = &m->layers[index].qkv; /* and out, gate_up, down behind it */
             for (int which = 0; which < 4; which++) {
                 int64_t from, to;
-                share(layer[which].outputs, PANEL, &w, &from, &to);
+                share(layer[which].outputs, UNIT, &w, &from, &to);
                 multiply(layer + which, from, to, (struct product){p->x, p->scratch, p->rows, layer[which].inputs, 0, 0});
                 BARRIER
             }
         }
         int64_t from, to;
-        share(m->head.outputs, PANEL, &w, &from, &to);
+        share(m->head.outputs, UNIT, &w, &from, &to);
         multiply(&m->head, from, to, (struct product){p->x, p->logits, p->outputs, m->hidden, m->head.outputs, 0});
     }
 }

@@ -1,4 +1,4 @@
-"""The compiled form of ``forward.c``: built once per machine with the user's C compiler, kept in the cache folder."""
+"""The C files here, compiled: built once per machine with the user's C compiler, kept in the cache folder."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from pathlib import Path
 
 import platformdirs
 
-SOURCE = Path(__file__).with_name("forward.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("forward.c", "draft.c", "pack.c"))
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("lanes.h", "int4.h", "linear.h", "model.h"))
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-fopenmp")
 COMPILERS = ("cc", "gcc", "clang")
-FLOAT32, FLOAT16, INT8 = range(3)
+FLOAT32, FLOAT16, INT8, INT4 = range(4)
 
 
 class Linear(Structure):
@@ -49,6 +50,7 @@ class Decoder(Structure):
     _fields_ = (
         ("layers", POINTER(Layer)),
         ("final_norm", c_void_p),
+        ("join", Linear),
         ("head", Linear),
         *((name, c_int64) for name in ("layer_count", "hidden", "heads", "kv_heads", "head_dim", "inner", "slots")),
         ("epsilon", c_float),
@@ -64,9 +66,21 @@ class Pass(Structure):
         ("outputs", c_int64),
         *(
             (name, c_void_p)
-            for name in ("sequence", "position", "cosine", "sine", "wanted", "x", "logits", "taps", "scratch")
+            for name in ("sequence", "position", "cosine", "sine", "wanted", "joined", "x", "logits", "taps", "scratch")
         ),
         ("threads", c_int64),
+    )
+
+
+class Window(Structure):
+    """``struct window``."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("sequence", "position", "cosine", "sine", "joined", "states", "embedding")),
+        *((name, c_void_p) for name in ("cosines", "sines", "token", "limits", "ends", "tokens", "counts", "seconds")),
+        ("width", c_int64),
+        ("end_count", c_int64),
+        ("unsure", c_float),
     )
 
 
@@ -76,7 +90,7 @@ class CompileError(RuntimeError):
 
 @cache
 def library() -> ctypes.CDLL:
-    """The functions of ``forward.c``, compiled on first use (some seconds) and loaded from the cache after that.
+    """The functions of the C files, compiled on first use (some seconds) and loaded from the cache after that.
 
     Raises:
         CompileError: no compiler, or one that fails.
@@ -84,6 +98,10 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(build()))
     loaded.forward.argtypes, loaded.forward.restype = (POINTER(Decoder), POINTER(Pass)), None
     loaded.products.argtypes, loaded.products.restype = (POINTER(Decoder), POINTER(Pass)), None
+    loaded.draft.argtypes = (POINTER(Decoder), POINTER(Pass), POINTER(Window))
+    loaded.draft.restype = c_int64
+    loaded.panel_width.argtypes, loaded.panel_width.restype = (), c_int64
+    loaded.int4_pack.argtypes, loaded.int4_pack.restype = (c_void_p, c_int64, c_int64, c_void_p), None
     loaded.scratch_size.argtypes, loaded.scratch_size.restype = (POINTER(Decoder), c_int64, c_int64), c_int64
     return loaded
 
@@ -98,7 +116,8 @@ def build() -> Path:
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
         raise CompileError(f"no C compiler ({', '.join(names)}) on this machine")
-    key = hashlib.sha256("\0".join((SOURCE.read_text(), *FLAGS, compiler, _processor())).encode()).hexdigest()[:16]
+    texts = (path.read_text() for path in (*SOURCES, *HEADERS))
+    key = hashlib.sha256("\0".join((*texts, *FLAGS, compiler, _processor())).encode()).hexdigest()[:16]
     folder = _cache_folder()
     built = folder / f"forward-{key}.so"
     if not built.exists():
@@ -115,11 +134,11 @@ def _cache_folder() -> Path:
 
 
 def _compile(compiler: str, target: Path) -> None:
-    command = [compiler, *FLAGS, "-o", str(target), str(SOURCE), "-lm"]
+    command = [compiler, *FLAGS, "-o", str(target), *map(str, SOURCES), "-lm"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         reason = (result.stderr.strip().splitlines() or ["no reason given"])[0]
-        raise CompileError(f"{compiler} cannot compile {SOURCE.name}: {reason}")
+        raise CompileError(f"{compiler} cannot compile {SOURCES[0].name}: {reason}")
 
 
 def _processor() -> str:

@@ -17,7 +17,7 @@ class NativeModel(Model):
     Args:
         name: the model's name in plans.
         module: the causal LM with its stock layers; their weights are taken over and released.
-        precision: of the linear weights, "float32", "fp16" or "int8" (per output channel); all sums are float32.
+        precision: of the linear weights, "float32", "fp16", "int8" (per output channel) or "int4" (see ``int4.h``).
         vocab_size: as for ``Model``.
 
     Raises:
@@ -56,3 +56,39 @@ class NativeModel(Model):
         self._check_layers(layers)
         for layer in layers:
             self._seen.setdefault(layer, torch.empty(0))
+
+
+class NativeCopy(NativeModel):
+    """The target's own weights in another precision, over the target's own cache: it never has to catch up.
+
+    It writes only behind what the target has fed, where the target writes again when it verifies; so the target reads
+    nothing that it did not write itself, and stays exact. The copy's law rests on the target's keys and values, hence
+    on the past alone.
+
+    Args:
+        name, module, precision, vocab_size: as for ``NativeModel``.
+        target: a model of the same shape.
+    """
+
+    def __init__(self, name: str, module: Any, precision: str, target: NativeModel, vocab_size: int | None) -> None:
+        self.target = target
+        super().__init__(name, module, precision, vocab_size)
+        self.runner = f"native, over the cache of {target.name}"
+
+    @property
+    def lengths(self) -> Tensor:
+        """Positions [B] whose keys and values are valid, the target's included."""
+        return torch.maximum(self._fed, self.target.lengths)
+
+    @lengths.setter
+    def lengths(self, lengths: Tensor) -> None:
+        self._fed = lengths
+
+    def start(self, batch_size: int, capacity: int) -> None:
+        """Begins new sequences, of the target too: they share what is kept of them."""
+        self.target.start(batch_size, capacity)
+        super().start(batch_size, capacity)
+        self.decoder.share(self.target.decoder)
+
+    def _watch(self, layers: tuple[int, ...]) -> None:
+        raise ValueError(f"{self.name} reads the cache of {self.target.name}, so it has no hidden states of its own")

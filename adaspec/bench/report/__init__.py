@@ -1,0 +1,1 @@
+"""Runs of ``adaspec bench`` as one page to look at: records -> groups -> measures -> figures -> pictures -> page."""

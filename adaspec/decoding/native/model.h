@@ -1,0 +1,47 @@
+/* A decoder and a pass of it. Rows are [R, width] float, caches [B, kv_heads, slots, head_dim]. */
+
+#include <stdint.h>
+
+enum kind { FLOAT32, FLOAT16, INT8, INT4 };
+
+struct linear {
+    const void *weight; /* panels, see linear.h, of kind; INT4: blocks [outputs / 8, inputs / 32] */
+    const float *scale; /* [outputs], INT8 only */
+    const float *bias;  /* [outputs] or NULL */
+    int64_t outputs, inputs;
+    int32_t kind;
+};
+
+struct layer {
+    struct linear qkv, out, gate_up, down; /* q, k, v stacked; gate, up stacked */
+    const float *attention_norm, *mlp_norm; /* [hidden] */
+    const float *query_norm, *key_norm;     /* [head_dim] or NULL */
+    float *keys, *values;                   /* [B, kv_heads, slots, head_dim] */
+};
+
+struct model {
+    const struct layer *layers;
+    const float *final_norm; /* [hidden] */
+    struct linear join;      /* what enters the first layer, of wider rows; without a weight: the rows themselves */
+    struct linear head;
+    int64_t layer_count, hidden, heads, kv_heads, head_dim, inner, slots;
+    float epsilon, scale;
+};
+
+struct pass {
+    int64_t rows, outputs;      /* R; how many of them get logits */
+    const int64_t *sequence;    /* [R] index into the caches' B */
+    const int64_t *position;    /* [R] slot that the row writes; it attends to 0 .. position */
+    const float *cosine, *sine; /* [R, head_dim] */
+    const int64_t *wanted;      /* [outputs] rows that get logits */
+    const float *joined;        /* [R, join.inputs], where there is a join */
+    float *x;                   /* [R, hidden]: embeddings (of a join: anything), overwritten */
+    float *logits;              /* [outputs, vocabulary] */
+    float *const *taps;         /* [layer_count]: where to put the state behind each layer [R, hidden], or NULL; behind
+                                   the last one: as the head reads it, after the final norm */
+    float *scratch;             /* scratch_size() floats */
+    int64_t threads;
+};
+
+/* One pass over R rows. */
+void forward(const struct model *m, const struct pass *p);

@@ -1,0 +1,157 @@
+"""Decoder layers with their key/value cache: passes of ``forward.c``, whatever enters and leaves them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import addressof, byref, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adaspec.decoding.native.library import Decoder, Layer, Linear, Pass, library
+from adaspec.decoding.native.weights import LANES, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a decoder layer. ``epsilon``: of the norms; ``scale``: of the products of queries and keys."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    epsilon: float
+    scale: float
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why ``forward.c`` cannot compute layers of these sizes, or None."""
+        for size in (self.head_dim, self.hidden, self.inner, self.head_dim * self.heads):
+            if size % LANES:
+                return f"its width {size} is no multiple of {LANES}"
+        return None
+
+
+class NativeStack:
+    """Layers, what joins their inputs and what reads their outputs, and a cache; computes passes on the CPU.
+
+    Args:
+        weights: keeps what the structures point to.
+        layers: at least one.
+        sizes: of every layer.
+        norm: address of the last norm.
+        head: from the last state to logits.
+        rotary: (states, positions [1, R]) -> cosines and sines [1, R, head_dim].
+        join: from what is joined to what enters the first layer; None: that is given.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        layers: Sequence[Layer],
+        sizes: Sizes,
+        norm: int,
+        head: Linear,
+        rotary: Any,
+        join: Linear | None = None,
+    ) -> None:
+        self._library = library()
+        self._weights, self._rotary = weights, rotary
+        self._layers = (Layer * len(layers))(*layers)
+        self._decoder = Decoder(
+            self._layers,
+            norm,
+            join or Linear(),
+            head,
+            len(layers),
+            sizes.hidden,
+            sizes.heads,
+            sizes.kv_heads,
+            sizes.head_dim,
+            sizes.inner,
+            0,
+            sizes.epsilon,
+            sizes.scale,
+        )
+        self._cache = torch.zeros(0, 0, 0, 0, 0, 0)
+        self._scratch = torch.zeros(0)
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return len(self._layers)
+
+    @property
+    def outputs(self) -> int:
+        """Number of logits."""
+        return int(self._decoder.head.outputs)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a pass reads of weights."""
+        return self._weights.bytes
+
+    def start(self, batch_size: int, capacity: int) -> None:
+        """Makes room for ``batch_size`` sequences of ``capacity`` tokens; what fits is kept."""
+        decoder, slots = self._decoder, capacity + 1
+        if self._cache.shape[2] != batch_size or self._cache.shape[4] < slots:
+            self._cache = torch.zeros(self.depth, 2, batch_size, decoder.kv_heads, slots, decoder.head_dim)
+            decoder.slots = slots
+            for layer, (keys, values) in zip(self._layers, self._cache):
+                layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
+
+    def share(self, other: NativeStack) -> None:
+        """Uses the cache of ``other``, which has layers of the same sizes, as it is now."""
+        self._cache = other._cache
+        self._decoder.slots = other._decoder.slots
+        for layer, theirs in zip(self._layers, other._layers, strict=True):
+            layer.keys, layer.values = theirs.keys, theirs.values
+
+    def run(
+        self,
+        x: Tensor,
+        sequence: Tensor,
+        position: Tensor,
+        wanted: Tensor,
+        taps: Sequence[int],
+        joined: Tensor | None = None,
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """One pass over R rows.
+
+        Args:
+            x: what enters the first layer, contiguous float32 [R, hidden]; overwritten.
+            sequence: [R], which of the batch's sequences a row belongs to.
+            position: [R], the slot a row writes; it attends to those up to it, so rows of a sequence come in order.
+            wanted: [n], the rows whose logits are asked for.
+            taps: layers whose states are asked for: k for the state that enters layer k, ``depth`` for the last one.
+            joined: rows [R, inputs of the join] to compute ``x`` from, contiguous float32.
+
+        Returns:
+            float32 logits [n, outputs], and the states [R, hidden] by layer.
+        """
+        cosine, sine = self._angles(position)
+        logits = x.new_empty(len(wanted), self.outputs)
+        states = {layer: x.clone() if layer == 0 else torch.empty_like(x) for layer in taps}
+        behind = [states[layer].data_ptr() if layer in states else None for layer in range(1, self.depth + 1)]
+        pointers = (c_void_p * self.depth)(*behind)
+        threads, rows = torch.get_num_threads(), len(sequence)
+        arrays = (sequence.contiguous(), position.contiguous(), cosine, sine, wanted.contiguous())
+        joins = None if joined is None else joined.data_ptr()
+        addresses = (*(array.data_ptr() for array in arrays), joins, x.data_ptr(), logits.data_ptr())
+        taken = Pass(rows, len(wanted), *addresses, addressof(pointers), self._scratch_for(rows, threads), threads)
+        self._library.forward(byref(self._decoder), byref(taken))
+        return logits, states
+
+    def _angles(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, head_dim] of positions [R]."""
+        cosine, sine = self._rotary(self._scratch[None], position[None])
+        return cosine[0].float().contiguous(), sine[0].float().contiguous()
+
+    def _scratch_for(self, rows: int, threads: int) -> int:
+        size = self._library.scratch_size(byref(self._decoder), rows, threads)
+        if self._scratch.numel() < size:
+            self._scratch = torch.zeros(size)
+        return self._scratch.data_ptr()
