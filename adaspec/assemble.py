@@ -21,7 +21,7 @@ from adaspec.decoding.sampling import SamplingParams
 from adaspec.members import Loader, Member
 from adaspec.outcome import Pass
 from adaspec.plan import PlanSpace
-from adaspec.policy import Fixed, Policy
+from adaspec.policy import Fixed
 from adaspec.priors import COPY_ACCEPTANCE, LOOKUP_ACCEPTANCE, one_rate
 from adaspec.setup import DEFAULT_TARGET, TARGET, DrafterSpec, Setup, parse_drafters, span
 
@@ -43,7 +43,8 @@ class Assembly:
     tokenizer: Any = field(repr=False)
     profile: tuple[Pass, ...] = ()
     profile_seconds: float = 0.0
-    known: Mapping[str, float] = field(default_factory=dict)
+    one_pass: tuple[str, ...] = ()
+    acceptance: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     @property
     def runners(self) -> dict[str, str]:
@@ -51,10 +52,12 @@ class Assembly:
         members = self.generator.chain.members.items()
         return {name: member.runner for name, member in members if isinstance(member, Model)}
 
-    @property
-    def one_pass(self) -> list[str]:
-        """The drafters that propose a whole window in one pass."""
-        return _one_pass(self.generator.chain.members)
+    def fresh_controller(self, seed: int) -> Controller:
+        """A controller over the same space that knows what was known at the start and nothing else."""
+        costs = CostModel(self.space, None, self.one_pass, self.acceptance)
+        controller = Controller(self.space, None, costs, seed=seed % 2**63)
+        controller.profile(self.profile)
+        return controller
 
     def request(
         self,
@@ -106,8 +109,9 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
     chain = Chain(target, members, capacity=capacity, capacity_reason=reason, clock=clock)
     chain.prepare(space)
     policy = Fixed(setup.plan) if setup.plan is not None else None
-    known = _known(used, members)
-    controller = _controller(space, members, policy, setup.seed, known)
+    one_pass = tuple(name for name, member in members.items() if isinstance(member, Drafter) and member.one_pass)
+    acceptance = _acceptance(space, used, members)
+    controller = Controller(space, policy, CostModel(space, None, one_pass, acceptance), seed=setup.seed % 2**63)
     generator = Generator(chain, controller, tokenizer, stop_token_ids(target.module, tokenizer))
     tell("time the passes", None)
     began = clock.now()
@@ -118,34 +122,24 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
         use_fastest(lambda: chain.profile({TARGET: [1]})[0].seconds)
     profile = tuple(chain.profile(space.shapes()))
     controller.profile(profile)
-    return Assembly(generator, controller, space, tokenizer, profile, clock.now() - began, known)
+    return Assembly(generator, controller, space, tokenizer, profile, clock.now() - began, one_pass, acceptance)
 
 
-def _controller(
-    space: PlanSpace, members: Mapping[str, Member], policy: Policy | None, seed: int, known: Mapping[str, float]
-) -> Controller:
-    """``known``: acceptance of some members beforehand."""
-    edges = {(verifier, drafter): drafter.partition("?")[0] for plan in space for verifier, drafter, _ in plan.edges()}
-    acceptance = {edge: known[name] for edge, name in edges.items() if name in known}
-    return Controller(space, policy, CostModel(space, None, _one_pass(members), acceptance), seed=seed % 2**63)
-
-
-def _one_pass(members: Mapping[str, Member]) -> list[str]:
-    return [name for name, member in members.items() if isinstance(member, Drafter) and member.one_pass]
-
-
-def _known(specs: Iterable[DrafterSpec], members: Mapping[str, Member]) -> dict[str, float]:
-    """What is known of the acceptance of drafters before they are used."""
-    found = {}
+def _acceptance(
+    space: PlanSpace, specs: Iterable[DrafterSpec], members: Mapping[str, Member]
+) -> dict[tuple[str, str], float]:
+    """What is known of the acceptance of (verifier, drafter) pairs before they are used."""
+    known = {}
     for spec in specs:
         member = members[spec.name]
         if spec.kind == "precision":
-            found[spec.name] = COPY_ACCEPTANCE[spec.source]
+            known[spec.name] = COPY_ACCEPTANCE[spec.source]
         elif spec.kind == "lookup":
-            found[spec.name] = LOOKUP_ACCEPTANCE
+            known[spec.name] = LOOKUP_ACCEPTANCE
         elif isinstance(member, FeatureReader) and member.acceptance:
-            found[spec.name] = one_rate(member.acceptance)
-    return found
+            known[spec.name] = one_rate(member.acceptance)
+    edges = {(verifier, drafter): drafter.partition("?")[0] for plan in space for verifier, drafter, _ in plan.edges()}
+    return {edge: known[name] for edge, name in edges.items() if name in known}
 
 
 def _capacity(setup: Setup, target: LanguageModel, members: Mapping[str, Member]) -> tuple[int, str]:

@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 
 from adaspec.assemble import TARGET, Assembly, Setup, assemble
 from adaspec.bench.journal import machine
-from adaspec.bench.lineup import asking, questions, setup
+from adaspec.bench.lineup import asking, fitting, questions, setup
 from adaspec.bench.methods import Answer, Stateless, fixed
 from adaspec.bench.peers import constant, generating, load
 from adaspec.bench.timing import QUERY_LENS, Timed, anatomy, medians, sampling_timed, step, stream_sum
@@ -65,7 +65,7 @@ def core(config: DictConfig, out: Path) -> dict[str, Any]:
     _show(result)
     result |= _plain_step(target)
     ask = asking(config, assembly)
-    requests = [(question.kind, ask.request(question.turns[0])) for question in questions(config)]
+    requests = [(question.kind, ask.request(question.turns[0])) for question in fitting(config, ask, questions(config))]
     return result | _texts(assembly, own, source, requests, config.core.window)
 
 

@@ -18,10 +18,10 @@ from adaspec.bench.common import bars, command
 from adaspec.bench.figures import figures, table
 from adaspec.bench.journal import Journal, Line, check_same, machine
 from adaspec.bench.launch import group, launch
-from adaspec.bench.lineup import Asking, asking, assembled, best_plan, check_methods, fits, lineup, questions, setup
+from adaspec.bench.lineup import Asking, asking, assembled, best_plan, check_methods, fitting, lineup, questions, setup
 from adaspec.bench.methods import Adaptive, Answer, Method
 from adaspec.bench.mirror import Mirror, mirror
-from adaspec.bench.sweep import draws, fixed_words, product_words, read
+from adaspec.bench.sweep import definition, draws, fixed_words, product_words
 from adaspec.bench.workload import Question
 from adaspec.plan import Plan
 
@@ -65,7 +65,7 @@ def main(overrides: Sequence[str]) -> int:
 
 def _swept(file: str, words: Sequence[str]) -> list[Outcome]:
     """Every trial of a sweep as a run of one multirun; ``words`` go before those of the sweep."""
-    sweep = read(file)
+    sweep = definition(file)
     fixed = _without(fixed_words(sweep), words)
     grid = product_words(sweep)
     if grid is not None:
@@ -151,19 +151,18 @@ def bench(
         OSError: a file that cannot be read or written.
     """
     told = command("adaspec bench", [shlex.quote(word) for word in words])
+    check_methods(config)
+    read = questions(config)
+    journal = Journal(out)
+    resolved = _resolved(config, words, journal)
     if config.measure == "core":
         from adaspec.bench.core import core  # noqa: PLC0415 - loads every precision
 
         summary = {"command": told, **core(config, out)}
+        journal.write("summary.json", summary)
         print(json.dumps(summary), flush=True)
         return summary, 0
-    if config.measure != "texts":
-        raise ValueError(f"measure is texts or core, got {config.measure!r}")
-    check_methods(config)
-    asked = questions(config)
-    journal = Journal(out)
-    resolved = _resolved(config, words, journal)
-    run = _Run.prepare(config, journal, asked)
+    run = _Run.prepare(config, journal, read)
     mirrored = mirror(config.record, resolved, out, multirun)
     mirrored.add(journal.prompts, journal.rounds)
     code = 0
@@ -176,8 +175,8 @@ def bench(
     journal.write("summary.json", summary)
     shown = table(summary["methods"])
     (out / "table.md").write_text(shown + "\n", encoding="utf-8")
-    mirrored.finish(summary, out)
     print(f"{shown}\n\n{_near(out)}\n{json.dumps(summary)}", flush=True)
+    mirrored.finish(summary, out)
     return summary, code
 
 
@@ -203,10 +202,9 @@ class _Run:
     ) -> None:
         self._config, self._journal, self._ask, self._asked, self._best = config, journal, ask, asked, best
         self.methods: list[Method] = []
-        self.skipped = 0
 
     @classmethod
-    def prepare(cls, config: DictConfig, journal: Journal, asked: Sequence[Question]) -> _Run:
+    def prepare(cls, config: DictConfig, journal: Journal, read: Sequence[Question]) -> _Run:
         """Loads, sweeps for the best fixed plan, loads the peers and warms all of them up."""
         own = setup(config, journal.folder)
         with bars("load", 1) as advance:
@@ -216,11 +214,8 @@ class _Run:
 
             assembly = assembled(config, own, tell)
             ask = asking(config, assembly)
-            fit = [question for question in asked if fits(question, ask, config.workload.max_prompt_tokens)]
-            if not fit:
-                raise ValueError("every question is longer than workload.max_prompt_tokens or the cache")
-            run = cls(config, journal, ask, fit, _best(config, journal, ask, fit, tell))
-            run.skipped = len(asked) - len(fit)
+            asked = fitting(config, ask, read)
+            run = cls(config, journal, ask, asked, _best(config, journal, ask, asked, tell))
             tell("load what is compared")
             run.methods = lineup(config, assembly, own, next(iter(run._best), None))
             for method in run.methods:
@@ -284,7 +279,6 @@ class _Run:
             "objective": next((methods[one.name]["speedup"] for one in own if one.name in methods), None),
             "best_fixed_plan": next((str(plan) for plan in self._best), None),
             "sweep": {str(plan): rate for plan, rate in self._best.items()},
-            "skipped": self.skipped,
             "complete": len(self._journal.done) >= config.repeats * len(self._asked) * len(self.methods),
         }
 

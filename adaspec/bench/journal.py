@@ -15,7 +15,7 @@ import torch
 
 Line = dict[str, Any]
 Unit = tuple[str, str, int]  # method, prompt, repeat: what is done as a whole or not at all
-MAY_GROW = ("workload.limit", "workload.per_kind", "repeats", "methods", "policies", "record")  # when a run goes on
+MAY_GROW = ("repeats", "methods", "policies", "record")  # when a run goes on
 
 
 class Journal:

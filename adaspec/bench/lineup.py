@@ -108,7 +108,7 @@ def asking(config: DictConfig, assembly: Assembly) -> Asking:
 
 
 def questions(config: DictConfig) -> list[Question]:
-    """Those of the workload.
+    """All that the workload reads.
 
     Raises:
         ValueError: a path that is not given, a broken line, an unknown kind, or none left.
@@ -117,10 +117,25 @@ def questions(config: DictConfig) -> list[Question]:
     own = config.workload
     if OmegaConf.is_missing(own.read, "path"):
         raise ValueError(f"workload={own.name} needs a file: workload.read.path=FILE")
-    return choose(build(own.read), own.kinds, own.per_kind, own.limit)
+    found: list[Question] = build(own.read)
+    choose(found, own.kinds, own.per_kind, own.limit)  # before anything is loaded
+    return found
 
 
-def fits(question: Question, ask: Asking, longest: int) -> bool:
+def fitting(config: DictConfig, ask: Asking, read: Sequence[Question]) -> list[Question]:
+    """Of what was ``read``, the questions asked for, chosen among those that are short enough.
+
+    Raises:
+        ValueError: no question is.
+    """
+    own = config.workload
+    fit = [question for question in read if _fits(question, ask, own.max_prompt_tokens)]
+    if not fit:
+        raise ValueError("every question is longer than workload.max_prompt_tokens or the cache")
+    return choose(fit, own.kinds, own.per_kind, own.limit)
+
+
+def _fits(question: Question, ask: Asking, longest: int) -> bool:
     """Whether all turns are within ``longest`` tokens of prompt, were every answer as long as it may be."""
     spoken = sum(len(ask.request(turn).prompt) for turn in question.turns)
     whole = spoken + (len(question.turns) - 1) * ask.max_new_tokens
@@ -158,6 +173,8 @@ def check_methods(config: DictConfig) -> None:
     Raises:
         ValueError: no method, or counts that make no sense.
     """
+    if config.measure not in ("texts", "core"):
+        raise ValueError(f"measure is texts or core, got {config.measure!r}")
     if not config.methods:
         raise ValueError("methods is empty: there is nothing to measure")
     if config.repeats < 1 or config.warmups < 0:

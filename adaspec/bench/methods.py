@@ -114,8 +114,8 @@ class Adaptive:
     def start(self, seed: int) -> None:
         """Knows the profile and nothing else."""
         self._seed = seed
-        entrant = Entrant.of(self._given)
-        self._controller = entrant.controller(self._assembly.space, self._assembly.one_pass, seed)
+        assembly, entrant = self._assembly, Entrant.of(self._given)
+        self._controller = entrant.controller(assembly.space, assembly.one_pass, seed, assembly.acceptance)
         self._controller.profile(self._assembly.profile)
 
     def answer(self, request: Request, tag: str = "") -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -67,7 +67,7 @@ def _begin(record: Any, config: Mapping[str, Any], out: Path, group: str | None)
 
 
 class WandbMirror(Mirror):
-    """Logs every round with the round of its method as step; at the end plans, accepted lengths, figures, artifacts.
+    """Logs the rounds of policies, with the round as step, and every answer; at the end plans, lengths, artifacts.
 
     Args:
         run: a run of W&B.
@@ -80,12 +80,13 @@ class WandbMirror(Mirror):
         self._known: set[str] = set()
         self._plans: dict[tuple[str, str], list[float]] = {}  # rounds, tokens, seconds, seconds forecast
         self._lengths: dict[str, list[int]] = defaultdict(list)
+        self._answers: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._work, name="wandb-mirror", daemon=True)
         self._thread.start()
 
     def add(self, prompts: Sequence[Line], rounds: Sequence[Line]) -> None:
         """Takes what one unit brought; returns at once."""
-        self._waiting.put(lambda: self._log(rounds))
+        self._waiting.put(lambda: self._log(prompts, rounds))
 
     def finish(self, summary: Mapping[str, Any], folder: Path) -> None:
         """Waits until everything is told and ends the run of W&B.
@@ -109,26 +110,35 @@ class WandbMirror(Mirror):
                     self._failure = error
             self.seconds = time.thread_time()
 
-    def _log(self, rounds: Sequence[Line]) -> None:
+    def _log(self, prompts: Sequence[Line], rounds: Sequence[Line]) -> None:
+        """Every answer; every round of a policy, which alone has something to show from round to round."""
         for line in rounds:
-            method, step = line["method"], f"{line['method']}/round"
-            if method not in self._known:
-                self._known.add(method)
-                self._run.define_metric(step, hidden=True)
-                self._run.define_metric(f"{method}/*", step_metric=step)
-            forecast, seconds = line["forecast"], line["seconds"]
-            values = {
-                "tokens_per_second": line["tokens"] / seconds,
-                "accepted_length": line["tokens"],
-                "propensity": line["propensity"],
-                "catch_up_seconds": line["catch_up_seconds"],
-            } | ({} if forecast is None else {"forecast": forecast})
-            self._run.log({step: line["round"], **{f"{method}/{name}": value for name, value in values.items()}})
-            self._lengths[method].append(line["tokens"])
-            sums = self._plans.setdefault((method, line["plan"]), [0.0] * 4)
-            told = line["tokens"] / forecast if forecast else 0.0
-            for slot, value in enumerate((1.0, line["tokens"], seconds, told)):
-                sums[slot] += value
+            self._count(line)
+            if line["forecast"] is not None:
+                values = {name: line[name] for name in ("propensity", "catch_up_seconds", "forecast")}
+                values |= {"accepted_length": line["tokens"], "tokens_per_second": line["tokens"] / line["seconds"]}
+                self._tell(line["method"], "round", line["round"], values)
+        for line in prompts:
+            method = line["method"]
+            values = {f"answer_{name}": line[name] for name in ("tokens_per_second", "mean_accepted_length")}
+            self._tell(method, "answer", self._answers[method], values)
+            self._answers[method] += 1
+
+    def _tell(self, method: str, step: str, number: int, values: Mapping[str, Any]) -> None:
+        """Values of a method at one of its steps."""
+        for name in values:
+            if f"{method}/{name}" not in self._known:
+                self._known.add(f"{method}/{name}")
+                self._run.define_metric(f"{method}/{name}", step_metric=f"{method}/{step}")
+        named = {f"{method}/{name}": value for name, value in values.items()}
+        self._run.log({f"{method}/{step}": number, **named})
+
+    def _count(self, line: Line) -> None:
+        self._lengths[line["method"]].append(line["tokens"])
+        sums = self._plans.setdefault((line["method"], line["plan"]), [0.0] * 4)
+        told = line["tokens"] / line["forecast"] if line["forecast"] else 0.0
+        for slot, value in enumerate((1.0, line["tokens"], line["seconds"], told)):
+            sums[slot] += value
 
     def _close(self, summary: Mapping[str, Any], folder: Path) -> None:
         import wandb  # noqa: PLC0415 - only where it is asked for

@@ -89,7 +89,7 @@ class WorkloadConfig:
     """Which prompts; ``read`` names a function of ``adaspec.bench.workload`` and its arguments.
 
     ``kinds``: only these; ``per_kind``, ``limit``: the first so many of every kind, and of all. ``raw``: without the
-    chat template. ``max_prompt_tokens``: longer ones are passed over. ``tagged``: the controller is told the kind.
+    chat template. ``max_prompt_tokens``: longer ones are not asked. ``tagged``: the controller is told the kind.
     """
 
     name: str = MISSING
@@ -99,7 +99,7 @@ class WorkloadConfig:
     limit: int | None = None
     raw: bool = False
     max_new_tokens: int = 128
-    max_prompt_tokens: int = 1024
+    max_prompt_tokens: int = 2048
     tagged: bool = False
 
 

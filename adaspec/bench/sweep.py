@@ -12,7 +12,7 @@ import yaml
 Trials = list[list[str]]
 
 
-def read(path: str) -> dict[str, Any]:
+def definition(path: str) -> dict[str, Any]:
     """The definition in a file.
 
     Raises:

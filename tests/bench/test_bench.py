@@ -227,8 +227,8 @@ def test_a_run_goes_on_only_as_it_began_but_may_grow(tmp_path, capsys):
     assert main(words(tmp_path, "methods=[plain]")) == 0
     assert main(words(tmp_path, "methods=[plain]", "seed=1")) == 2
     assert "begun with seed=0 and cannot go on with seed=1" in capsys.readouterr().err
-    assert main(["bench", f"resume={tmp_path}", "workload.limit=3"]) == 0
-    assert len(lines(tmp_path / "prompts.jsonl")) == 3
+    assert main(["bench", f"resume={tmp_path}", "repeats=2"]) == 0
+    assert [line["repeat"] for line in lines(tmp_path / "prompts.jsonl")] == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -328,3 +328,16 @@ def test_the_words_of_a_resumed_run_are_those_it_was_begun_with(tmp_path):
     (tmp_path / "overrides.yaml").write_text("- models=tiny\n- seed=1\n")
     found = harness._resumed([f"resume={tmp_path}", "seed=2"])
     assert found == ["models=tiny", "seed=2", f"hydra.run.dir={tmp_path}"]
+
+
+@pytest.mark.slow
+def test_the_smoke_experiment_runs_on_the_real_model(tmp_path, capsys):
+    assert main(["bench", "experiment=smoke", f"hydra.run.dir={tmp_path}"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["complete"]
+    assert set(found["methods"]) == {"plain", "best_fixed", "thompson", "hf", "hf_lookup"}
+    assert [own["prompts"] for own in found["methods"].values()] == [4] * 5
+    for name in ("plain", "best_fixed", "thompson"):
+        assert found["methods"][name]["texts_equal"] is True
+    assert set(found["methods"]["thompson"]["kinds"]) == {"chat", "quoting", "code", "maths"}
+    assert found["methods"]["best_fixed"]["mean_accepted_length"] > 1.0 or found["best_fixed_plan"] == "target"

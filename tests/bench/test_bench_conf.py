@@ -141,7 +141,7 @@ def test_what_is_no_sweep_is_told(text, tmp_path):
     file = tmp_path / "s.yaml"
     file.write_text(text)
     with pytest.raises(ValueError, match="is no"):
-        sweep.read(str(file))
+        sweep.definition(str(file))
 
 
 def test_the_tree_needs_no_torch_for_its_help():

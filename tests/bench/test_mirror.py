@@ -58,23 +58,35 @@ def kept(run):
     return list(records(file))
 
 
-def test_every_round_is_there_with_the_round_of_its_method_as_step(run, kept):
-    rounds = lines(run / "rounds.jsonl")
-    found = []
-    for record in kept:
-        if record.WhichOneof("record_type") == "history":
-            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            if any(key.endswith("/tokens_per_second") for key in items):
-                found.append(items)
-    assert len(found) == len(rounds)
-    for line, items in zip(rounds, found):
-        method = line["method"]
-        assert items[f"{method}/round"] == line["round"]
-        assert items[f"{method}/accepted_length"] == line["tokens"]
-        assert items[f"{method}/tokens_per_second"] == pytest.approx(line["tokens"] / line["seconds"])
+def logged(kept, key):
+    """What was logged together with a key, in order."""
+    history = [record.history.item for record in kept if record.WhichOneof("record_type") == "history"]
+    rows = [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items} for items in history]
+    return [row for row in rows if key in row]
+
+
+def test_every_round_of_a_policy_is_there_with_its_number_as_step(run, kept):
+    rounds = [line for line in lines(run / "rounds.jsonl") if line["method"] == "thompson"]
+    found = logged(kept, "thompson/tokens_per_second")
+    assert len(found) == len(rounds) > 0
+    for line, row in zip(rounds, found):
+        assert row["thompson/round"] == line["round"]
+        assert row["thompson/accepted_length"] == line["tokens"]
+        assert row["thompson/propensity"] == line["propensity"]
+        assert row["thompson/tokens_per_second"] == pytest.approx(line["tokens"] / line["seconds"])
     metrics = [record.metric for record in kept if record.WhichOneof("record_type") == "metric"]
-    assert {metric.name for metric in metrics} >= {"plain/round", "thompson/round"}
-    assert any(metric.glob_name == "thompson/*" and metric.step_metric == "thompson/round" for metric in metrics)
+    steps = {metric.name: metric.step_metric for metric in metrics}
+    assert steps["thompson/tokens_per_second"] == "thompson/round"
+    assert steps["plain/answer_tokens_per_second"] == "plain/answer"
+
+
+def test_every_answer_is_there(run, kept):
+    for method in ("plain", "thompson"):
+        own = [line for line in lines(run / "prompts.jsonl") if line["method"] == method]
+        found = logged(kept, f"{method}/answer_tokens_per_second")
+        assert [row[f"{method}/answer"] for row in found] == list(range(len(own)))
+        for line, row in zip(own, found):
+            assert row[f"{method}/answer_tokens_per_second"] == pytest.approx(line["tokens_per_second"])
 
 
 def test_table_histogram_configuration_group_and_artifacts_are_there(kept):
@@ -84,8 +96,7 @@ def test_table_histogram_configuration_group_and_artifacts_are_there(kept):
     config = {item.key: json.loads(item.value_json) for item in own.config.update}
     assert config["models"]["target"] == "random:0"
     assert config["policy"]["name"] == "thompson"
-    history = [item for record in kept if record.WhichOneof("record_type") == "history" for item in record.history.item]
-    values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in history}
+    (values,) = logged(kept, "plans/_type")
     assert values["plans/_type"] == "table-file"
     assert values["thompson/accepted_lengths/_type"] == "histogram"
     assert kinds[-1] == "exit"
@@ -145,7 +156,7 @@ LINE = {
     "seconds": 0.1,
     "propensity": 1.0,
     "catch_up_seconds": 0.0,
-    "forecast": None,
+    "forecast": 9.0,
 }
 SUMMARY = {"methods": {}, "objective": None}
 
