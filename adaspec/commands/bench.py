@@ -16,10 +16,15 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from adaspec.bench.harness import main
-    from adaspec.bench.usage import usage
+    from adaspec.bench.config import check
 
-    if {"-h", "--help"} & set(arguments.rest):
+    words = [*arguments.rest, *arguments.overrides]
+    if {"-h", "--help"} & set(words):
+        from adaspec.bench.usage import usage
+
         print(usage())
         return 0
-    return main([*arguments.rest, *arguments.overrides])
+    check([word for word in words if not word.startswith(("resume=", "sweep="))], "bench")  # before torch is loaded
+    from adaspec.bench.harness import main
+
+    return main(words)
