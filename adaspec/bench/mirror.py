@@ -85,8 +85,9 @@ class WandbMirror(Mirror):
         self._thread.start()
 
     def add(self, prompts: Sequence[Line], rounds: Sequence[Line]) -> None:
-        """Takes what one unit brought; returns at once."""
-        self._waiting.put(lambda: self._log(prompts, rounds))
+        """Takes what one unit brought; returns at once. The lists may grow afterwards."""
+        told = tuple(prompts), tuple(rounds)
+        self._waiting.put(lambda: self._log(*told))
 
     def finish(self, summary: Mapping[str, Any], folder: Path) -> None:
         """Waits until everything is told and ends the run of W&B.

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from bench_runs import lines, words
@@ -185,3 +186,18 @@ def test_what_the_mirror_could_not_take_is_told_at_the_end(tmp_path):
 
 def test_it_is_off_by_default(tmp_path):
     assert type(mirror(RecordConfig(name="local"), {}, tmp_path, None)) is Mirror
+
+
+def test_what_is_added_to_a_list_later_is_not_told_with_it():
+    told = []
+    run = SimpleNamespace(log=told.append, define_metric=lambda *_, **__: None)
+    slow = WandbMirror(run)
+    answers = [{"method": "plain", "tokens_per_second": 1.0, "mean_accepted_length": 1.0}]
+    hold = threading.Event()
+    slow._waiting.put(hold.wait)
+    slow.add(answers, [])
+    answers.append(answers[0])
+    hold.set()
+    slow._waiting.put(None)
+    slow._thread.join()
+    assert len(told) == 1
