@@ -139,7 +139,7 @@ def test_measurement_overrules_the_theorem_in_time():
     played(costs, 0.14, 1)
     tokens, seconds = costs.forecast(ONE)
     assert costs.rates(ONE)[arm] == pytest.approx(tokens[arm] / seconds[arm], rel=0.03)
-    played(costs, 0.14, 150)
+    played(costs, 0.14, 300)
     tokens, seconds = costs.forecast(ONE)
     theorem, believed, measured = tokens[arm] / seconds[arm], costs.rates(ONE)[arm], 3 / 0.14
     assert min(theorem, measured) < believed < max(theorem, measured)
@@ -157,8 +157,8 @@ def test_time_outside_the_passes_is_charged_by_depth():
 
 def test_catch_up_is_charged_to_the_plan_that_needs_it():
     without, charged = CostModel(SPACE), CostModel(SPACE)
-    played(without, 0.14, 50)
-    played(charged, 0.24, 50, catch_up=0.1)
+    played(without, 0.14, 100)
+    played(charged, 0.24, 100, catch_up=0.1)
     assert np.allclose(without.forecast(ONE)[1], charged.forecast(ONE)[1])  # the theorem does not know of it
     ratio = charged.rates(ONE) / without.rates(ONE)
     arm = SPACE.arm(PAIR)
