@@ -87,7 +87,7 @@ class Controller:
         self._policy = policy or KnowledgeGradient()
         self._costs = costs or CostModel(space)
         self._hold, self._collapse = hold, collapse
-        self._patience = patience or self._policy.patience
+        self._patience = patience
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
         self._holds: dict[_Key, Hold] = {}
@@ -258,7 +258,7 @@ class Controller:
             law = self._policy.probabilities(self._costs, context, self._rng)
             if self._costs.changes > changes:
                 known.restart()
-            known.renew(law, self._patience)
+            known.renew(law, self._patience or self._policy.patience)
             if known.old:
                 known.forecast(self._costs.rates(context) / context.batch_size)
         return known

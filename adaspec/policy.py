@@ -13,6 +13,8 @@ from adaspec.outcome import RoundOutcome
 from adaspec.plan import Context, Plan
 from adaspec.theory import Floats
 
+_SETTLED = 8  # pulls for which a plan stands that no trial of another one is worth giving up
+
 
 class Policy(ABC):
     """Turns beliefs into a law over plans; the controller draws from that law and reports the drawn probability.
@@ -21,7 +23,8 @@ class Policy(ABC):
     is random itself (Thompson sampling) returns a law that depends on ``rng``; see there.
 
     Attributes:
-        patience: pulls that a law serves at most, once a context has seen some rounds; 1 where a pull may change it.
+        patience: pulls that the latest law serves at most, once a context has seen some rounds: 1 for a rule that
+            answers to every pull, several where a law rests on beliefs that one pull hardly moves.
     """
 
     patience = 1
@@ -89,8 +92,6 @@ class KnowledgeGradient(Policy):
         ValueError: a horizon that is not above 0, or a blunder outside [0, 1].
     """
 
-    patience = 8
-
     def __init__(self, horizon: float = 200.0, blunder: float = 0.05) -> None:
         if not horizon > 0.0:
             raise ValueError(f"the horizon is above 0, got {horizon}")
@@ -101,8 +102,10 @@ class KnowledgeGradient(Policy):
     def probabilities(self, costs: CostModel, context: Context, rng: np.random.Generator) -> Floats:
         prospects = costs.prospects(context)
         values = prospects.values(self._horizon, self._blunder)
+        trial = values.max() > 0.0
+        self.patience = 1 if trial else _SETTLED
         law = np.zeros(len(values))
-        law[values.argmax() if values.max() > 0.0 else prospects.rates.argmax()] = 1.0
+        law[(values if trial else prospects.rates).argmax()] = 1.0
         return law
 
 
@@ -134,6 +137,8 @@ class EpsilonGreedy(Policy):
     Raises:
         ValueError: epsilon outside [0, 1].
     """
+
+    patience = 8
 
     def __init__(self, epsilon: float = 0.05) -> None:
         if not 0.0 <= epsilon <= 1.0:
@@ -188,6 +193,8 @@ class Exp3(Policy):
     Raises:
         ValueError: explore or share outside [0, 1], a rate that is not above 0, or a negative power.
     """
+
+    patience = 4
 
     def __init__(self, rate: float = 0.05, explore: float = 0.02, share: float = 0.01, power: float = 32.0) -> None:
         if not (0.0 <= explore <= 1.0 and 0.0 <= share <= 1.0):
