@@ -127,6 +127,17 @@ def test_an_outlier_moves_little_and_a_lasting_change_is_followed():
     assert costs.seconds("t", 1, ONE) == pytest.approx(0.3, rel=0.1)
 
 
+@pytest.mark.parametrize(("factor", "believed"), [(3.0, False), (1 / 3, False), (1.2, True)])
+def test_a_grossly_wrong_profile_keeps_its_shape_and_gives_up_its_level(factor, believed):
+    """The target was profiled at ``factor`` x its seconds, which 4 rounds at one query length show."""
+    costs = CostModel(SPACE)
+    costs.profile(one for q in (1, 2, 3, 5, 9) for one in passes("t", q, factor * 0.1 * (1 + 0.02 * q), 3))
+    learn(costs, RoundOutcome(1, 0.102, passes=tuple(passes("t", 1, 0.102))), 4, SPACE.plain)
+    assert costs.seconds("t", 1, ONE) == pytest.approx(0.102, rel=0.12)
+    other = 0.118 * (factor if believed else 1.0)
+    assert costs.seconds("t", 9, ONE) == pytest.approx(other, rel=0.1)
+
+
 def played(costs, seconds, times, catch_up=0.0):
     """Rounds of the pair whose passes take what they should, while the whole round takes ``seconds``."""
     inside = (*passes("t", 5, 0.1), *passes("d", 1, 0.01, 4))
