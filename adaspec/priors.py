@@ -52,7 +52,7 @@ class CostPriors:
     pass_strength: float = 4.0
     residual_spread: float = 0.03
     residual_strength: float = 150.0
-    keep: float = 0.999
+    keep: float = 0.998
     pass_keep: float = 0.985
     round_keep: float = 0.998
     feeding: float = 0.2
