@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from adaspec.forecaster import Forecaster
     from adaspec.outcome import Decision, EdgeOutcome, Pass, RoundOutcome
     from adaspec.plan import Context, Override, Plan, PlanSpace
-    from adaspec.policy import EpsilonGreedy, Exp3, Fixed, Optimistic, Policy, ThompsonSampling
+    from adaspec.policy import EpsilonGreedy, Exp3, Fixed, KnowledgeGradient, Optimistic, Policy, ThompsonSampling
     from adaspec.priors import CostPriors
     from adaspec.theory import Forecast, Insertion, accepted_length, accepted_variance, forecast, insertion_gain
 
@@ -32,6 +32,7 @@ __all__ = [
     "Forecast",
     "Forecaster",
     "Insertion",
+    "KnowledgeGradient",
     "Optimistic",
     "Override",
     "Pass",
@@ -54,7 +55,15 @@ _HOMES = {
     "adaspec.forecaster": ("Forecaster",),
     "adaspec.outcome": ("Decision", "EdgeOutcome", "Pass", "RoundOutcome"),
     "adaspec.plan": ("Context", "Override", "Plan", "PlanSpace"),
-    "adaspec.policy": ("EpsilonGreedy", "Exp3", "Fixed", "Optimistic", "Policy", "ThompsonSampling"),
+    "adaspec.policy": (
+        "EpsilonGreedy",
+        "Exp3",
+        "Fixed",
+        "KnowledgeGradient",
+        "Optimistic",
+        "Policy",
+        "ThompsonSampling",
+    ),
     "adaspec.priors": ("CostPriors",),
     "adaspec.theory": ("Forecast", "Insertion", "accepted_length", "accepted_variance", "forecast", "insertion_gain"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import zip_longest
 from operator import le
 from typing import Any
@@ -181,11 +182,22 @@ class Acceptance:
 
     def upper(self, tag: str, delta: float) -> Floats:
         """The 1 - delta quantile of each edge's rate, carried to its positions; [edges, positions]."""
+        return self.outlook(tag, delta)[1]
+
+    def outlook(self, tag: str, delta: float) -> tuple[Floats, Floats, Floats, Floats]:
+        """Believed hazards, with each edge's rate at its 1 - delta quantile, and without caution; what a rate rests on.
+
+        Returns:
+            Three times [edges, positions], and positions that were reached, the prior's included; [edges].
+        """
         counts = self._pooled(tag)
         yes, no = self._rate(counts)
-        above, below = self._positions(counts, betaincinv(yes, no, 1.0 - delta))
-        hazards: Floats = np.maximum(above / (above + below), self.mean(tag))
-        return hazards
+        rates = np.stack((yes / (yes + no), betaincinv(yes, no, 1.0 - delta)))
+        above, below = self._positions(counts, rates)
+        mean, upper = above / (above + below)
+        weight = self._priors.position_strength
+        bold = (weight * rates[0][:, None] + counts[1]) / (weight + counts[0])
+        return mean, np.maximum(upper, mean), np.maximum(bold, mean), yes + no
 
     def drafted(self, tag: str) -> Floats | None:
         """Chance that a draft holds each position, where asked for; [edges, positions]; None: drafts are full.
@@ -282,6 +294,7 @@ def check_edge(edge: EdgeOutcome) -> None:
         raise ValueError(f"per position, drafted <= asked; got {edge.drafted} of {edge.asked}")
 
 
+@lru_cache(maxsize=4096)  # rounds look alike
 def _within(below: tuple[int, ...], above: tuple[int, ...]) -> bool:
     return len(below) == len(above) and all(map(le, below, above)) and (not below or min(below) >= 0)
 

@@ -15,11 +15,10 @@ from adaspec.holding import TRUSTED_ROUNDS, Hold, Ranking, Seen, idle
 from adaspec.merging import added
 from adaspec.outcome import Decision, Pass, RoundOutcome
 from adaspec.plan import Context, Override, Plan, PlanSpace
-from adaspec.policy import Policy, ThompsonSampling
+from adaspec.policy import KnowledgeGradient, Policy
 from adaspec.theory import Floats
 
 _FORMAT, _VERSION = "adaspec.controller", 2
-_PATIENCE = 8  # pulls that a law of Thompson sampling serves
 _OPEN_TICKETS = 4096  # older unanswered tickets are given up: their requests were aborted
 _CONTEXTS = 256  # contexts whose plan is held; that of the one unused for longest is given up
 
@@ -53,14 +52,14 @@ class Controller:
 
     Args:
         space: the plans; plain decoding is always among them.
-        policy: how to pick; Thompson sampling by default.
+        policy: how to pick; the knowledge gradient by default.
         costs: what is already believed, over the same space; nothing by default.
         hold: rounds per pull.
         collapse: a hold ends early below this share of the forecast rate (of a plan that was played often: below less
             of it in the first rounds, which may be chance); 0 never ends one early.
         seed: of the policy's draws.
-        patience: pulls that a law of the policy serves at most, once a context has seen some rounds; by default 8 of
-            Thompson sampling, whose laws are draws, and 1 of any other, whose law may change with every pull.
+        patience: pulls that a law of the policy serves at most, once a context has seen some rounds; the policy's own
+            by default.
 
     Raises:
         ValueError: hold or patience below 1, collapse outside [0, 1), or costs over another space.
@@ -85,10 +84,10 @@ class Controller:
         if costs is not None and tuple(costs.space) != tuple(space):
             raise ValueError(f"the costs are over another space: {costs.space!r}, not {space!r}")
         self.space = space
-        self._policy = policy or ThompsonSampling()
+        self._policy = policy or KnowledgeGradient()
         self._costs = costs or CostModel(space)
         self._hold, self._collapse = hold, collapse
-        self._patience = patience or (_PATIENCE if isinstance(self._policy, ThompsonSampling) else 1)
+        self._patience = patience
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
         self._holds: dict[_Key, Hold] = {}
@@ -259,7 +258,7 @@ class Controller:
             law = self._policy.probabilities(self._costs, context, self._rng)
             if self._costs.changes > changes:
                 known.restart()
-            known.renew(law, self._patience)
+            known.renew(law, self._patience or self._policy.patience)
             if known.old:
                 known.forecast(self._costs.rates(context) / context.batch_size)
         return known

@@ -22,12 +22,15 @@ from adaspec.outcome import Decision, EdgeOutcome, Pass, RoundOutcome
 from adaspec.passes import Passes, check_passes
 from adaspec.plan import Context, Plan, PlanSpace
 from adaspec.priors import CostPriors
+from adaspec.prospects import Prospects
 from adaspec.rounds import Rounds
 from adaspec.switching import Switching
 from adaspec.theory import Edge, Floats, Forecast, forecast
 
 _PENDING = 32  # rounds that are learned together at most
 _Round: TypeAlias = tuple[Decision, RoundOutcome]
+_BETTER = 0.1587  # chance of being a standard deviation better than expected, or more
+_BLUNDER = 3.0  # factor on a model's seconds by which a start-up profile may be grossly wrong
 _FAR = 2.0  # log seconds by which one round may move what its passes are believed to take
 
 
@@ -159,6 +162,48 @@ class CostModel:
         tokens, seconds = self._evaluate(self._acceptance.upper(context.tag, delta), fast, context)
         residual, spread = self._residual(tokens / seconds, context)
         return self._rates(tokens, seconds, residual + quantile * spread, logs, context)
+
+    def prospects(self, context: Context) -> Prospects:
+        """What is expected of every plan, and by how much each part of it may prove better."""
+        self._settle()
+        logs, common, cell = self._passes.table(context)
+        mean, upper, bold, reached = self._acceptance.outlook(context.tag, _BETTER)
+        edges, models = len(mean), len(logs)
+        unknown = np.flatnonzero(self._passes.evidence < 1.0)
+        rows = 2 + edges + models + len(unknown)  # all as believed, no caution, edges, models, blunders
+        hazards, times = (np.repeat(table[None], rows, axis=0) for table in (mean, logs))
+        hazards[1] = bold
+        one, other, far = np.arange(edges), np.arange(models), np.arange(len(unknown))
+        hazards[2 + one, one] = upper
+        times[2 + edges + other, other] -= np.hypot(common, cell)
+        times[2 + edges + models + far, unknown] -= math.log(_BLUNDER)
+        tokens, seconds = self._evaluate(hazards, np.exp(times), context)
+        factor, spread = self._residual(tokens[0] / seconds[0], context)
+        rates = tokens / seconds * np.exp(factor)  # [rows, plans]
+        spent, one_pass = seconds[0] * np.exp(-factor), np.exp(logs[:, 1])
+        charged = self._switching.charge(context, one_pass) if context.lacking else 0.0
+        return Prospects(
+            rates=tokens[0] / (spent + charged),
+            fed=rates[0],
+            seconds=spent,
+            feeding=self._switching.feeding(context, one_pass),
+            shared=np.log(rates[1 : 2 + edges + models] / rates[0]),
+            half=self._half(tokens[0] / context.batch_size, reached),
+            own=spread,
+            own_half=self._rounds.halving((context.bucket, context.tag)),
+            gross=np.where(self._switching.uses.T[unknown], rates[2 + edges + models :], 0.0).max(axis=0, initial=0.0),
+        )
+
+    def _half(self, tokens: Floats, reached: Floats) -> Floats:
+        """Rounds of each plan that halve the doubt about each part: caution, edges, models; [parts, plans].
+
+        A round reaches about as many positions of an edge as it brings tokens.
+        """
+        known = self._passes.evidence + self._passes.profiled
+        halves = (np.array([0.5 * self.priors.position_strength]), reached, known)
+        found: Floats = np.concatenate(halves)[:, None] / np.ones_like(tokens)
+        found[1 : 1 + len(reached)] /= tokens
+        return found
 
     def acceptance(self, verifier: str, drafter: str, tag: str = "") -> Floats:
         """Believed acceptance per position of a window; [positions]; KeyError for a pair that no plan has."""

@@ -21,6 +21,7 @@ _SHAPE = np.array([1.0, 0.02, 0.02, 0.05])  # relative seconds: per pass, per po
 _CONTEXT = 1024.0  # ... this many cached tokens of the batch
 _KNOWN = 3.0  # passes before an observation can be an outlier
 _MEDIAN = 2.0 / math.pi  # variance of one over that of a median, per value
+_GROSS = 0.4  # log factor from which a profile is not noisy but wrong
 _MANY = 10.0  # beyond it, what moves a median is no noise of its passes
 _SLOTS = ("count", "log", "batch", "cached")  # of a cell: sums over passes
 
@@ -78,7 +79,12 @@ class Passes:
         kinds = self._kinds(rounds)
         if not kinds:
             return outliers
-        seen = self._clipped(kinds)
+        expected, known = self._expected(kinds)
+        off = self._misled(kinds, expected)
+        if off.any():
+            self._rescale(off)
+            expected += off[kinds.row]
+        seen = self._clipped(kinds, expected, known)
         self._played += np.bincount(kinds.row, kinds.weight, len(self.rows))
         self._add(kinds, seen)
         for usual, spent in zip((2.0 * np.exp(seen)).tolist(), kinds.spent):
@@ -124,7 +130,36 @@ class Passes:
             else:  # several batch sizes in one bucket
                 np.add.at(cells, at, sums[held])
 
-    def _clipped(self, kinds: _Kinds) -> Floats:
+    def _expected(self, kinds: _Kinds) -> tuple[Floats, NDArray[np.bool_]]:
+        """Log seconds that are expected of kinds of passes, and whether their cells know; [kinds] each."""
+        cells = np.empty((2, len(kinds.row)))  # passes, log seconds
+        for bucket, held in kinds.buckets():
+            cells[:, held] = self._at(bucket)[:2, kinds.row[held], kinds.query_len[held]]
+        known = cells[0] >= _KNOWN
+        lines = (kinds.features * self._coefficients()[kinds.row]).sum(axis=1)
+        expected = np.where(known, cells[1] / np.maximum(cells[0], _KNOWN), np.log(np.maximum(lines, 1e-9)))
+        return expected, known
+
+    def _misled(self, kinds: _Kinds, expected: Floats) -> Floats:
+        """Log factors by which the profile of models that no round had shown is grossly wrong, else 0; [models]."""
+        off = np.zeros(len(self.rows))
+        for row in np.flatnonzero((self._played < 1.0) & (self._count > 0.0)):
+            apart = (kinds.seen - expected)[kinds.row == row]
+            if apart.size and abs(median := float(np.median(apart))) > _GROSS:
+                off[row] = median
+        return off
+
+    def _rescale(self, off: Floats) -> None:
+        """Takes the level of a profile from the first rounds, by log factors [models]; its shape stays."""
+        factor = np.exp(off)[:, None]
+        self._scale += off * self._count
+        self._sums /= factor
+        self._moments /= factor[:, None] ** 2
+        self._fitted *= factor
+        for cells in self._cells.values():
+            cells[1] += cells[0] * off[:, None]
+
+    def _clipped(self, kinds: _Kinds, expected: Floats, known: NDArray[np.bool_]) -> Floats:
         """Log seconds, pulled to three spreads from what is expected per round that it takes to move a median; [kinds].
 
         Residuals teach the spread.
@@ -132,12 +167,6 @@ class Passes:
         sure = self._count[kinds.row] >= _KNOWN
         if not sure.any():
             return kinds.seen
-        cells = np.empty((2, len(kinds.row)))  # passes, log seconds
-        for bucket, held in kinds.buckets():
-            cells[:, held] = self._at(bucket)[:2, kinds.row[held], kinds.query_len[held]]
-        known = cells[0] >= _KNOWN
-        lines = (kinds.features * self._coefficients()[kinds.row]).sum(axis=1)
-        expected = np.where(known, cells[1] / np.maximum(cells[0], _KNOWN), np.log(np.maximum(lines, 1e-9)))
         total, weight = self._spread[:, kinds.row]
         limit = np.maximum(3.0 * total / weight, np.where(known, 0.15, 1.0)) * ((kinds.rounds + 1.0) // 2.0)
         residual = np.minimum(np.maximum(kinds.seen - expected, -limit), limit)
@@ -180,6 +209,18 @@ class Passes:
         profiled = (self._count > 0.0) * priors.profile_spread**-2
         common = 1.0 / np.sqrt(priors.unmeasured_spread**-2 + profiled + self._played * spread**-2)
         return logs, common[:, None], spread[:, None] / np.sqrt(trusted)
+
+    @property
+    def evidence(self) -> Floats:
+        """What the seconds of each model rest on, in rounds; [models]. Below 1 before any round has shown it."""
+        return self._played
+
+    @property
+    def profiled(self) -> Floats:
+        """What a start-up profile counts for, in the same unit; [models]."""
+        spread = np.maximum(self._spread[0] / self._spread[1], 0.02)
+        weight: Floats = (spread / self._priors.profile_spread) ** 2
+        return weight
 
     def state_dict(self) -> dict[str, Any]:
         """Sums by model; all numbers but ``fitted`` add up over replicas."""

@@ -13,13 +13,21 @@ from adaspec.outcome import RoundOutcome
 from adaspec.plan import Context, Plan
 from adaspec.theory import Floats
 
+_SETTLED = 8  # pulls for which a plan stands that no trial of another one is worth giving up
+
 
 class Policy(ABC):
     """Turns beliefs into a law over plans; the controller draws from that law and reports the drawn probability.
 
     The propensity on a ticket is thus exactly the probability of the draw that was made, given the law. A policy that
     is random itself (Thompson sampling) returns a law that depends on ``rng``; see there.
+
+    Attributes:
+        patience: pulls that the latest law serves at most, once a context has seen some rounds: 1 for a rule that
+            answers to every pull, several where a law rests on beliefs that one pull hardly moves.
     """
+
+    patience = 1
 
     @abstractmethod
     def probabilities(self, costs: CostModel, context: Context, rng: np.random.Generator) -> Floats:
@@ -53,6 +61,8 @@ class ThompsonSampling(Policy):
         ValueError: draws below 1, or a sharpness that is not above 0.
     """
 
+    patience = 8
+
     def __init__(self, draws: int = 8, sharpness: float = 1.5) -> None:
         if draws < 1:
             raise ValueError(f"Thompson sampling needs at least 1 draw, got {draws}")
@@ -63,6 +73,39 @@ class ThompsonSampling(Policy):
     def probabilities(self, costs: CostModel, context: Context, rng: np.random.Generator) -> Floats:
         best = costs.sample_rates(rng, context, self._draws, self._sharpness).argmax(axis=-1)
         law: Floats = np.bincount(best, minlength=len(costs.space)) / self._draws
+        return law
+
+
+class KnowledgeGradient(Policy):
+    """Plays the best forecast, unless a trial of another plan is worth more than it costs.
+
+    A trial costs the time lost while it lasts and the feeding of idle models; it is worth what it may teach, over the
+    rounds for which that will be of use (``Prospects.values``; Frazier, Powell and Dayanik, 2008). What a plan shares
+    with the best one is no reason to try it, what a hundred rounds have shown is none either, and a plan far behind is
+    tried only while little is known of it.
+
+    Args:
+        horizon: rounds for which what is learned counts; about the memory of the cost model.
+        blunder: chance that the profile of a model is wrong by a factor of three, until a round has shown it.
+
+    Raises:
+        ValueError: a horizon that is not above 0, or a blunder outside [0, 1].
+    """
+
+    def __init__(self, horizon: float = 200.0, blunder: float = 0.05) -> None:
+        if not horizon > 0.0:
+            raise ValueError(f"the horizon is above 0, got {horizon}")
+        if not 0.0 <= blunder <= 1.0:
+            raise ValueError(f"blunder is a probability, got {blunder}")
+        self._horizon, self._blunder = horizon, blunder
+
+    def probabilities(self, costs: CostModel, context: Context, rng: np.random.Generator) -> Floats:
+        prospects = costs.prospects(context)
+        values = prospects.values(self._horizon, self._blunder)
+        trial = values.max() > 0.0
+        self.patience = 1 if trial else _SETTLED
+        law = np.zeros(len(values))
+        law[(values if trial else prospects.rates).argmax()] = 1.0
         return law
 
 
@@ -94,6 +137,8 @@ class EpsilonGreedy(Policy):
     Raises:
         ValueError: epsilon outside [0, 1].
     """
+
+    patience = 8
 
     def __init__(self, epsilon: float = 0.05) -> None:
         if not 0.0 <= epsilon <= 1.0:
@@ -148,6 +193,8 @@ class Exp3(Policy):
     Raises:
         ValueError: explore or share outside [0, 1], a rate that is not above 0, or a negative power.
     """
+
+    patience = 4
 
     def __init__(self, rate: float = 0.05, explore: float = 0.02, share: float = 0.01, power: float = 32.0) -> None:
         if not (0.0 <= explore <= 1.0 and 0.0 <= share <= 1.0):

@@ -58,7 +58,7 @@ class CostPriors:
     acceptance_strength: float = 2.0
     known_strength: float = 8.0
     position_strength: float = 8.0
-    caution: float = 0.85
+    caution: float = 0.95
     tag_strength: float = 30.0
     drafted_strength: float = 4.0
     target_seconds: float = 0.03
@@ -68,11 +68,11 @@ class CostPriors:
     unmeasured_spread: float = 0.5
     profile_spread: float = 0.05
     pass_strength: float = 4.0
-    residual_spread: float = 0.05
-    residual_strength: float = 40.0
+    residual_spread: float = 0.03
+    residual_strength: float = 150.0
     keep: float = 0.998
-    pass_keep: float = 0.97
-    round_keep: float = 0.99
+    pass_keep: float = 0.985
+    round_keep: float = 0.998
     feeding: float = 0.2
     stays: float = 24.0
     surprise: float = 3.5

@@ -69,6 +69,11 @@ class Rounds:
         factor: Floats = trust * (speed - np.log(rates))
         return factor, spread
 
+    def halving(self, context: tuple[int, str]) -> Floats:
+        """Further rounds of each plan after which half of what its residual leaves open is gone; [plans]."""
+        rounds: Floats = self._at(context).table[2] + self._priors.residual_strength
+        return rounds
+
     def overheads(self, bucket: int) -> Floats:
         """Seconds of a round outside its passes; [plans]. A depth not played takes the mean of the rest."""
         spent, rounds = self._outside(bucket)

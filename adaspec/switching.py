@@ -20,7 +20,8 @@ class Switching:
     """Charges plans for what their models lack.
 
     Two things are learned: the seconds of feeding one token relative to a pass over one (of all models together), and
-    per model how many rounds it plays between two feedings, over which a feeding is to be earned back.
+    per model how many rounds it plays until another text begins, over which a feeding is to be earned back. A text
+    began where a model is fed that played in the round before; a model that was left idle tells nothing of that.
 
     Args:
         space: the plans.
@@ -30,31 +31,36 @@ class Switching:
 
     def __init__(self, space: PlanSpace, relative: float, rounds: float) -> None:
         self._rows = {name: row for row, name in enumerate(space.models)}
-        self._uses = np.array([[name in plan.models for name in space.models] for plan in space])  # [plans, models]
+        self.uses = np.array([[name in plan.models for name in space.models] for plan in space])  # [plans, models]
         self._arm = space.arm
         self._relative, self._prior_rounds = relative, rounds
         self._fed = np.zeros(3)  # seconds, tokens x T(1), tokens
         self._rounds, self._feedings = np.zeros((2, len(self._rows)))  # of each model, discounted
+        self._latest = np.zeros(len(self._rows), dtype=bool)  # models of the latest round
 
     def learn(self, rounds: Sequence[tuple[Decision, RoundOutcome]], seconds: Floats) -> None:
         """Takes rounds whose contexts tell what models lack; ``seconds`` [models]: believed, of a pass over 1 token."""
         keep = _KEEP ** len(rounds)
-        self._rounds = self._rounds * keep + self._uses[[self._arm(decision.plan) for decision, _ in rounds]].sum(
-            axis=0
-        )
+        self._rounds = self._rounds * keep + self.uses[[self._arm(decision.plan) for decision, _ in rounds]].sum(axis=0)
         self._feedings *= keep
         for decision, outcome in rounds:
+            uses = self.uses[self._arm(decision.plan)]
             if decision.context.lacking:
-                fed = self._tokens(decision.context) * self._uses[self._arm(decision.plan)]
-                self._feedings += fed > 0.0
+                fed = self._tokens(decision.context) * uses
+                self._feedings += (fed > 0.0) & self._latest
                 if outcome.catch_up_seconds > 0.0 and fed.any():
                     self._fed += outcome.catch_up_seconds, float(fed @ seconds), float(fed.sum())
+            self._latest = uses
 
     def charge(self, context: Context, seconds: Floats) -> Floats:
         """Seconds per round [..., plans] that what their models lack adds; ``seconds`` [..., models] as above."""
         stays = (self._rounds + _STAYS * self._prior_rounds) / (self._feedings + _STAYS)
-        charged: Floats = (seconds * (self._tokens(context) * self._pace / stays)) @ self._uses.T
-        return charged
+        return self.feeding(context, seconds / stays)
+
+    def feeding(self, context: Context, seconds: Floats) -> Floats:
+        """Seconds [..., plans] of feeding at once what their models lack; ``seconds`` [..., models] as above."""
+        fed: Floats = (seconds * (self._tokens(context) * self._pace)) @ self.uses.T
+        return fed
 
     @property
     def _pace(self) -> float:

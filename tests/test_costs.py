@@ -145,6 +145,17 @@ def test_an_outlier_moves_little_and_a_lasting_change_is_followed():
     assert costs.seconds("t", 1, ONE) == pytest.approx(0.3, rel=0.1)
 
 
+@pytest.mark.parametrize(("factor", "believed"), [(3.0, False), (1 / 3, False), (1.2, True)])
+def test_a_grossly_wrong_profile_keeps_its_shape_and_gives_up_its_level(factor, believed):
+    """The target was profiled at ``factor`` x its seconds, which 4 rounds at one query length show."""
+    costs = CostModel(SPACE)
+    costs.profile(one for q in (1, 2, 3, 5, 9) for one in passes("t", q, factor * 0.1 * (1 + 0.02 * q), 3))
+    learn(costs, RoundOutcome(1, 0.102, passes=tuple(passes("t", 1, 0.102))), 4, SPACE.plain)
+    assert costs.seconds("t", 1, ONE) == pytest.approx(0.102, rel=0.12)
+    other = 0.118 * (factor if believed else 1.0)
+    assert costs.seconds("t", 9, ONE) == pytest.approx(other, rel=0.1)
+
+
 def played(costs, seconds, times, catch_up=0.0):
     """Rounds of the pair whose passes take what they should, while the whole round takes ``seconds``."""
     inside = (*passes("t", 5, 0.1), *passes("d", 1, 0.01, 4))
@@ -157,7 +168,7 @@ def test_measurement_overrules_the_theorem_in_time():
     played(costs, 0.14, 1)
     tokens, seconds = costs.forecast(ONE)
     assert costs.rates(ONE)[arm] == pytest.approx(tokens[arm] / seconds[arm], rel=0.03)
-    played(costs, 0.14, 150)
+    played(costs, 0.14, 300)
     tokens, seconds = costs.forecast(ONE)
     theorem, believed, measured = tokens[arm] / seconds[arm], costs.rates(ONE)[arm], 3 / 0.14
     assert min(theorem, measured) < believed < max(theorem, measured)
@@ -175,8 +186,8 @@ def test_time_outside_the_passes_is_charged_by_depth():
 
 def test_catch_up_is_charged_to_the_plan_that_needs_it():
     without, charged = CostModel(SPACE), CostModel(SPACE)
-    played(without, 0.14, 50)
-    played(charged, 0.24, 50, catch_up=0.1)
+    played(without, 0.14, 100)
+    played(charged, 0.24, 100, catch_up=0.1)
     assert np.allclose(without.forecast(ONE)[1], charged.forecast(ONE)[1])  # the theorem does not know of it
     ratio = charged.rates(ONE) / without.rates(ONE)
     arm = SPACE.arm(PAIR)

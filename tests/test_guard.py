@@ -9,6 +9,7 @@ from adaspec.controller import Controller
 from adaspec.guard import Guard, Rules
 from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import Context, Override, Plan, PlanSpace
+from adaspec.policy import Fixed, Policy
 
 SPACE = PlanSpace.grid("target", ["draft", "lookup"], [2, 4])
 PLAIN = SPACE.plain
@@ -69,7 +70,7 @@ def play(guard: Guard, count: int, seconds, context: Context | None = None, over
 def test_a_fall_below_the_floor_ends_in_plain_decoding_with_a_reason_and_then_a_probe() -> None:
     guard, listener = guard_of(Rules(floor=0.8, rounds=8, pause=20, probe=4))
     pinned = Plan.parse("target/draft:4")
-    guard.controller._policy = Always(pinned)
+    guard.controller._policy = Fixed(pinned)
     slow = lambda plan: STEP if plan == PLAIN else 10 * STEP  # noqa: E731
     plans = play(guard, 8 + 20 + 4 + 40, slow)
     assert plans[:8] == [pinned] * 8
@@ -84,7 +85,7 @@ def test_a_fall_below_the_floor_ends_in_plain_decoding_with_a_reason_and_then_a_
 def test_a_probe_that_does_well_ends_the_pause_for_good() -> None:
     guard, listener = guard_of(Rules(rounds=8, pause=20, probe=4))
     pinned = Plan.parse("target/draft:4")
-    guard.controller._policy = Always(pinned)
+    guard.controller._policy = Fixed(pinned)
     play(guard, 8, lambda plan: 10 * STEP)
     play(guard, 20, lambda plan: STEP)
     assert play(guard, 200, lambda plan: 0.5 * STEP) == [pinned] * 200
@@ -93,7 +94,7 @@ def test_a_probe_that_does_well_ends_the_pause_for_good() -> None:
 
 def test_a_probe_is_not_charged_with_the_catch_up_that_the_pause_caused() -> None:
     guard, listener = guard_of(Rules(rounds=8, pause=20, probe=4))
-    guard.controller._policy = Always(Plan.parse("target/draft:4"))
+    guard.controller._policy = Fixed(Plan.parse("target/draft:4"))
     play(guard, 8, lambda plan: 10 * STEP)
     play(guard, 20, lambda plan: STEP)
     for _ in range(4):
@@ -106,7 +107,7 @@ def test_a_probe_is_not_charged_with_the_catch_up_that_the_pause_caused() -> Non
 def test_contexts_fall_apart() -> None:
     guard, _ = guard_of(Rules(rounds=8, pause=20))
     pinned = Plan.parse("target/lookup:2")
-    guard.controller._policy = Always(pinned)
+    guard.controller._policy = Fixed(pinned)
     play(guard, 8, lambda plan: 10 * STEP, Context(tag="slow"))
     assert play(guard, 1, lambda plan: STEP, Context(tag="slow")) == [PLAIN]
     assert play(guard, 1, lambda plan: STEP, Context(tag="other")) == [pinned]
@@ -114,7 +115,7 @@ def test_contexts_fall_apart() -> None:
 
 def test_no_floor_never_falls() -> None:
     guard, listener = guard_of(Rules(floor=0.0, rounds=4))
-    guard.controller._policy = Always(Plan.parse("target/draft:4"))
+    guard.controller._policy = Fixed(Plan.parse("target/draft:4"))
     assert PLAIN not in play(guard, 50, lambda plan: 10 * STEP)
     assert not listener.fallbacks
 
@@ -182,7 +183,7 @@ def test_read_only_learns_nothing_and_plays_what_is_best() -> None:
 
 def test_a_pull_is_held_for_some_rounds_and_heard_once() -> None:
     guard, listener = guard_of(Rules(floor=0.0))
-    guard.controller._policy = Always(PLAIN)
+    guard.controller._policy = Fixed(PLAIN)
     play(guard, 40, lambda plan: STEP)
     assert listener.pulls == guard.controller.pulls == 10
 
@@ -201,22 +202,6 @@ def test_rules_refuse_what_makes_no_sense() -> None:
             Rules(**wrong)
 
 
-class Always:
-    """A policy of one plan."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def probabilities(self, costs, context, rng):
-        law = np.zeros(len(costs.space))
-        law[costs.space.arm(self._plan)] = 1.0
-        return law
-
-    def observe(self, arm, propensity, rounds) -> None: ...
-
-
-class Uniform(Always):
-    def __init__(self) -> None: ...
-
+class Uniform(Policy):
     def probabilities(self, costs, context, rng):
         return np.full(len(costs.space), 1.0 / len(costs.space))

@@ -47,6 +47,16 @@ def test_what_plays_longer_once_it_is_fed_is_charged_less_per_round():
     assert short.charge(lacking(50), SECONDS)[arm] > 4 * long.charge(lacking(50), SECONDS)[arm]
 
 
+def test_short_trials_do_not_make_a_feeding_look_dearer():
+    """A model that is left again after a few rounds has not shown how long a text lasts."""
+    tried = Switching(SPACE, 0.2, 10.0)
+    before = tried.charge(lacking(50), SECONDS)
+    for _ in range(30):
+        tried.learn(rounds(DRAFT, 50, 5.0) + rounds(DRAFT, 0, 0.0) + rounds(LOOKUP, 0, 0.0, count=8), SECONDS)
+    arm = SPACE.arm(DRAFT)
+    assert tried.charge(lacking(50), SECONDS)[arm] < before[arm]
+
+
 def test_a_long_prompt_speaks_against_a_drafter_that_has_not_read_it():
     """The drafter is the better one, but 3,000 tokens to be fed first cost more than it gains."""
     costs = CostModel(SPACE, one_pass=["l"], acceptance={("t", "d"): 0.9, ("t", "l"): 0.4})

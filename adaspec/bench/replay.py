@@ -193,10 +193,10 @@ class Replay:
         return true
 
     def _score(self, plan: Plan, first: int) -> tuple[EdgeOutcome, ...]:
-        """Judges idle drafters on what was committed: whole verifications only, the last one stays open."""
+        """Judges drafters the target did not verify on what is committed: whole verifications, the last stays open."""
         found = []
         for drafter, window in self._scored.items():
-            if drafter in plan.models:
+            if drafter in plan.models[1:2]:
                 self._open.pop(drafter, None)
                 continue
             offered, accepted = self._pairs[self.world.target, drafter]

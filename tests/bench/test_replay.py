@@ -141,6 +141,15 @@ def test_an_idle_lookup_is_scored_as_it_would_have_played():
     assert np.abs(idle - active).max() <= 5  # they differ in the last window only
 
 
+def test_a_lookup_beneath_a_middle_is_scored_for_the_target_too():
+    made = world([Regime(256, GOOD)], 5)
+    chain = Plan.parse("t/d/l:4,2")
+    replay = Replay(made, PlanSpace([chain, Plan.parse("t/l:4")]))
+    scored = [edge for _ in range(20) for edge in replay.round(chain).scored]
+    assert {(edge.verifier, edge.drafter) for edge in scored} == {("t", "l")}
+    assert not Replay(made, PlanSpace([chain])).round(chain).scored  # no plan has that pair
+
+
 def test_followers_are_scored_and_charged():
     made = world([Regime(64, GOOD)], 6, **EXACT)
     own = PlanSpace.grid("t", ["d", "l"], [4])
