@@ -5,6 +5,7 @@ from pathlib import Path
 
 TINY = (
     "models=tiny",
+    "policy=thompson",
     "plans.windows=[2,4]",
     "plans.max_depth=2",
     "plans.sweep_prompts=1",

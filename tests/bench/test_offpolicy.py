@@ -18,7 +18,7 @@ def rounds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Round]]:
     """Of a policy that explores, and of a fixed plan on the same texts."""
     players: dict[str, Player] = {"explorer": exploring(0, 0.7)["thompson"], "fixed": methods(0)["fixed-d4"]}
     folder = tmp_path_factory.mktemp("runs") / "one"
-    run = records.read(write_run(folder, players=players, prompts=18, repeats=1, kinds=("quoting",)))
+    run = records.read(write_run(folder, players=players, prompts=40, repeats=1, kinds=("quoting",)))
     return {name: measures.in_order(run, name) for name in players}
 
 
