@@ -38,6 +38,11 @@ class TokenBuffer:
         self.tokens.scatter_(1, slots, tokens)
         self.lengths = self.lengths + counts
 
+    def append_all(self, tokens: Tensor, at: int) -> None:
+        """Appends ``tokens`` [B, m] to rows that all hold ``at`` tokens: a copy, where ``append`` scatters."""
+        self.tokens.narrow(1, at, tokens.shape[1]).copy_(tokens)
+        self.lengths = self.lengths + tokens.shape[1]
+
     def truncate(self, lengths: Tensor) -> None:
         """Forgets everything behind ``lengths`` [B]."""
         self.lengths = lengths

@@ -201,6 +201,13 @@ class EdgeTally:
         now = torch.stack((reached, reached & drafted, kept, held, drafted)).sum(1).tolist()
         self.counts = [[old + new for old, new in zip(*rows)] for rows in zip(self.counts, now)]
 
+    def add_one(self, asked: int, offered: int, accepted: int) -> None:
+        """Adds one verification; as ``add`` of one row."""
+        reached = min(asked, accepted + 1)
+        for row, count in zip(self.counts, (reached, min(reached, offered), accepted, asked, offered)):
+            for position in range(count):
+                row[position] += 1
+
     def drain(self, verifier: str, drafter: str) -> EdgeOutcome:
         """The sums as an outcome; starts again from zero."""
         reached, offered, accepted, asked, drafted = (tuple(row) for row in self.counts)

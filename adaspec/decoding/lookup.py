@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, repeat
+from operator import mul
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,11 +13,14 @@ from torch import Tensor
 from adaspec.decoding.corpus import CorpusIndex
 from adaspec.decoding.drafter import Batch, Draft, Drafter
 
+T = TypeVar("T")
 Gram = tuple[int, ...]
 Match = tuple[int, int]  # position of the token that followed, and how many tokens before it agree
 CANDIDATES = 8  # occurrences of one n-gram that are weighed, the most recent ones
 LONGEST = 16  # tokens of agreement that are told apart
 RECENCY = 0.9  # weight of a candidate relative to the next more recent one
+_RECENT = tuple(accumulate(repeat(RECENCY, CANDIDATES - 1), mul, initial=1.0))
+_AGREED = tuple(2.0**-short for short in range(LONGEST + 1))  # weight of agreement in so many tokens less
 FLOOR = 0.1  # default of LookupDrafter
 CORPUS_WEIGHT = 2.0  # sum of a corpus's shares after which its record in a text counts as much as the shares
 PRIOR_WEIGHT = 6.0  # copied tokens after which a text's own record counts as much as what was believed beforehand
@@ -46,6 +52,7 @@ class TextIndex:
     def __init__(self, sizes: range) -> None:
         self.sizes = sizes
         self.tokens: list[int] = []
+        self._tail: Gram = ()  # the last tokens, as many as the longest n-gram has
         self._latest: dict[Gram, int] = {}  # the position behind its latest occurrence
         self._earlier = [[0] for _ in sizes]  # per size and position: behind the occurrence before, 0 for none
         self._right = [PRIOR_WEIGHT * _believed(length) for length in range(LONGEST + 1)]
@@ -58,7 +65,7 @@ class TextIndex:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Appends committed tokens."""
-        text, latest = self.tokens, self._latest
+        text, latest, tail, keep = self.tokens, self._latest, self._tail, -self.sizes[-1]
         at, length = self._followed
         for token in tokens:
             if length:
@@ -68,16 +75,17 @@ class TextIndex:
                 at, length = (at + 1, min(length + 1, LONGEST)) if foretold else (0, 0)
             text.append(token)
             end = len(text)
+            tail = (*tail, token)[keep:]
             for size, earlier in zip(self.sizes, self._earlier):
                 known = 0
                 if size <= end:
-                    gram = tuple(text[end - size :])
+                    gram = tail[-size:]
                     known = latest.get(gram, 0)
                     latest[gram] = end
                 earlier.append(known)
                 if known and length < size:
-                    at, length = known, size
-        self._followed = at, length
+                    at, length = known, min(size, LONGEST)
+        self._tail, self._followed = tail, (at, length)
 
     def matches(self, suffix: Sequence[int], before: int) -> list[Match]:
         """The latest occurrences of the longest known n-gram that ends ``suffix``, the most recent first.
@@ -86,22 +94,41 @@ class TextIndex:
         """
         for size, earlier in zip(reversed(self.sizes), reversed(self._earlier)):
             end = self._latest.get(tuple(suffix[-size:]), 0) if size <= len(suffix) else 0
-            while end >= before:
+            while end and end >= before:
                 end = earlier[end]
             known: list[int] = []
             while end and len(known) < CANDIDATES:
                 known.append(end)
                 end = earlier[end]
             if known:
-                longer = size == self.sizes[-1]  # of a shorter n-gram it is known that no longer one occurred
-                return [(end, self._agreement(suffix, end, size) if longer else size) for end in known]
+                if size < self.sizes[-1]:  # it is known that no longer one occurred
+                    return [(end, size) for end in known]
+                last = suffix[-LONGEST:]
+                return [(end, self._agreement(last, end, size)) for end in known]
         return []
 
-    def _agreement(self, suffix: Sequence[int], end: int, size: int) -> int:
-        most = min(LONGEST, len(suffix), end)
-        while size < most and self.tokens[end - size - 1] == suffix[-size - 1]:
+    def _agreement(self, last: Sequence[int], end: int, size: int) -> int:
+        """How many of the ``last`` tokens precede ``end`` as well, where ``size`` of them are known to."""
+        tokens, most = self.tokens, len(last)
+        if end >= most and tokens[end - most : end] == last:
+            return most
+        most = min(most, end)
+        while size < most and tokens[end - size - 1] == last[-size - 1]:
             size += 1
         return min(size, LONGEST)
+
+    def follow(self, end: int, before: int, drafted: list[int], count: int) -> list[int]:
+        """The next ``count`` tokens of a text that goes on as it did behind ``end``, which lies before ``before``.
+
+        Read are committed tokens in front of ``before``, then what is ``drafted`` behind it; a copy that comes to the
+        end of that repeats its pattern.
+        """
+        run = self.tokens[end : min(end + count, before)]
+        if len(run) < count:
+            run += drafted
+            run *= -(-count // len(run))
+            del run[count:]
+        return run
 
 
 class CorpusRecord:
@@ -185,7 +212,8 @@ class LookupDrafter(Drafter):
         if not any(asked):
             return Draft(limits.new_zeros(len(asked), 0), torch.zeros_like(limits), None)
         with self.clock.measure(self.name, 1, sequence.batch_size, max(lengths)):
-            committed, stops = batch.committed.tolist(), batch.stop_ids.tolist()
+            committed = lengths if batch.committed is sequence.lengths else batch.committed.tolist()
+            stops = batch.stop_ids.tolist()
             guesses = [
                 self.guess(row, sequence.tokens[row], committed[row], lengths[row], limit, stop, stops[row])
                 if limit
@@ -193,10 +221,15 @@ class LookupDrafter(Drafter):
                 for row, limit in enumerate(asked)
             ]
             width = max(len(tokens) for tokens, _ in guesses)
+            if not width:
+                nothing = limits.new_zeros(len(asked), 0)
+                return Draft(nothing, torch.zeros_like(limits), None, nothing.float())
             counts = torch.tensor([len(tokens) for tokens, _ in guesses], device=limits.device)
-            tokens = _padded([tokens for tokens, _ in guesses], width, torch.long, limits.device)
-            sure = _padded([sure for _, sure in guesses], width, torch.float32, limits.device)
-            if width:
+            tokens = torch.tensor(_padded((tokens for tokens, _ in guesses), width, 0), device=limits.device)
+            sure = torch.tensor(_padded((sure for _, sure in guesses), width, 0.0), device=limits.device)
+            if len(guesses) == 1:
+                sequence.append_all(tokens, lengths[0])
+            else:
                 sequence.append(tokens, counts)
         return Draft(tokens, counts, None, sure)
 
@@ -218,16 +251,18 @@ class LookupDrafter(Drafter):
         index, record = self._rows[row], self._records[row]
         if len(index.tokens) < committed:
             index.extend(tokens[len(index.tokens) : committed].tolist())
-        first = max(0, min(committed, length - self._reach))
-        text = tokens[first:length].tolist()
+        text = index.tokens[max(0, min(committed, length - self._reach)) : committed]
+        behind = len(text)  # where ``text`` goes on with what is not committed
+        if length > committed:
+            text += tokens[committed:length].tolist()
         found: list[int] = []
         sure: list[float] = []
-        live: list[Match] = []
+        copies = _Copies(index, [], [])
         reached = 1.0
         while len(found) < limit:
-            live = live or index.matches(text, committed)
-            votes = [(_token(index, text, at, committed, first), agreed) for at, agreed in live]
-            token, confidence = _winner(index, votes)
+            if not copies.runs:
+                copies = _copies(index, text, committed, text[behind:], limit - len(found))
+            token, confidence = copies.vote()
             if self._corpus is not None:
                 other, share = self._corpus.next(text)
                 if not found and length == committed:
@@ -243,32 +278,58 @@ class LookupDrafter(Drafter):
             text.append(token)
             if confidence < stop or token in stop_ids:
                 break
-            live = [(at + 1, min(agreed + 1, LONGEST)) for (at, agreed), (vote, _) in zip(live, votes) if vote == token]
+            copies.go_on(token)
         return found, sure
 
 
-def _token(index: TextIndex, text: list[int], at: int, committed: int, first: int) -> int:
-    """The token at a position: from the index where it is committed, else from ``text``, which begins at ``first``."""
-    return index.tokens[at] if at < committed else text[at - first]
+class _Copies:
+    """What earlier occurrences foretell: the tokens behind each, and how many before it agree; most recent first."""
+
+    __slots__ = ("_at", "_index", "_lengths", "_longest", "_votes", "runs")
+
+    def __init__(self, index: TextIndex, runs: list[list[int]], lengths: list[int]) -> None:
+        self._index, self._at = index, 0
+        self._keep(runs, lengths)
+
+    def _keep(self, runs: list[list[int]], lengths: list[int]) -> None:
+        self.runs, self._lengths = runs, lengths
+        self._longest = max(lengths, default=0)
+        self._votes = list(zip(*runs))  # per position, one of each occurrence
+
+    def vote(self) -> tuple[int, float]:
+        """The token with the most weight, and its confidence; (-1, 0) where nothing is foretold."""
+        if not self.runs:
+            return -1, 0.0
+        at, longest = self._at, self._longest
+        votes = self._votes[at]
+        if votes.count(votes[0]) == len(votes):
+            return votes[0], self._index.trust(min(longest + at, LONGEST))
+        longest = min(longest + at, LONGEST)
+        weights: dict[int, float] = {}
+        reach: dict[int, int] = {}  # the longest agreement behind each token
+        for token, length, recent in zip(votes, self._lengths, _RECENT):
+            length = min(length + at, LONGEST)
+            weights[token] = weights.get(token, 0.0) + recent * _AGREED[longest - length]
+            reach[token] = max(reach.get(token, 0), length)
+        best = max(weights, key=weights.__getitem__)
+        return best, weights[best] / sum(weights.values()) * self._index.trust(reach[best])
+
+    def go_on(self, token: int) -> None:
+        """Keeps the occurrences that foretold ``token``, to vote for the next."""
+        if self.runs:
+            votes = self._votes[self._at]
+            if votes.count(token) != len(votes):
+                kept = [number for number, vote in enumerate(votes) if vote == token]
+                self._keep([self.runs[number] for number in kept], [self._lengths[number] for number in kept])
+        self._at += 1
 
 
-def _winner(index: TextIndex, votes: list[tuple[int, int]]) -> tuple[int, float]:
-    """The token with the most weight among (token, agreement), and its confidence; (-1, 0) without votes."""
-    if not votes:
-        return -1, 0.0
-    best, longest = votes[0][0], max(agreed for _, agreed in votes)
-    if all(token == best for token, _ in votes):
-        return best, index.trust(longest)
-    weights: dict[int, float] = {}
-    weight = 1.0
-    for token, agreed in votes:
-        weights[token] = weights.get(token, 0.0) + weight * 2.0 ** (agreed - longest)
-        weight *= RECENCY
-    best = max(weights, key=weights.__getitem__)
-    length = max(agreed for token, agreed in votes if token == best)
-    return best, weights[best] / sum(weights.values()) * index.trust(length)
+def _copies(index: TextIndex, text: list[int], committed: int, drafted: list[int], count: int) -> _Copies:
+    """The earlier occurrences of the end of ``text``, each with the ``count`` tokens that it foretells."""
+    matches = index.matches(text, committed)
+    runs = [index.follow(end, committed, drafted, count) for end, _ in matches]
+    return _Copies(index, runs, [length for _, length in matches])
 
 
-def _padded(rows: Sequence[Sequence[float]], width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    padded = [[*row, *[0] * (width - len(row))] for row in rows]
-    return torch.tensor(padded, dtype=dtype, device=device).view(len(rows), width)
+def _padded(rows: Iterable[list[T]], width: int, filler: T) -> list[list[T]]:
+    return [row + [filler] * (width - len(row)) for row in rows]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from adaspec.decoding.drafter import Batch, EdgeTally, Proposal
 from adaspec.decoding.lookup import LookupDrafter
@@ -35,26 +36,32 @@ class Shadow:
 
     def score(self, batch: Batch, verifier: str, drafter: str) -> EdgeOutcome:
         """Judges what the tokens committed up to the end of this round decide; the names are those of the edge."""
-        for row, began in enumerate(batch.committed.tolist()):
-            self._score_row(batch, row, began)
+        ends = batch.sequence.lengths.tolist()
+        for row, (began, end) in enumerate(zip(batch.committed.tolist(), ends)):
+            self._score_row(row, batch.sequence.tokens[row], began, end)
         return self._tally.drain(verifier, drafter)
 
-    def _score_row(self, batch: Batch, row: int, began: int) -> None:
-        """Goes on at the open position; without one at ``began``, where the round that just ended began."""
-        position, proposed = self._open.get(row) or (began, self._propose(batch, row, began))
+    def _score_row(self, row: int, tokens: Tensor, began: int, end: int) -> None:
+        """Goes on at the open position; without one at ``began``, where the round that just ended began.
+
+        Of ``tokens`` [capacity + 1] those before ``end`` are committed.
+        """
+        position, proposed = self._open.get(row) or (began, self._propose(row, tokens, began))
+        known: list[int] = tokens[position:end].tolist()
         while True:
-            known = batch.sequence.row(row, position)
-            matches = (guess == token for guess, token in zip(proposed, known))
-            accepted = next((count for count, same in enumerate(matches) if not same), min(len(proposed), len(known)))
+            accepted, most = 0, min(len(proposed), len(known))
+            while accepted < most and proposed[accepted] == known[accepted]:
+                accepted += 1
             if accepted >= len(known):  # not decided yet: the token behind the accepted ones is still to come
                 break
-            self._tally.add(*(torch.tensor([count]) for count in (self._window, len(proposed), accepted)))
+            self._tally.add_one(self._window, len(proposed), accepted)
             position += accepted + 1
-            proposed = self._propose(batch, row, position)
+            known = known[accepted + 1 :]
+            proposed = self._propose(row, tokens, position)
         self._open[row] = (position, proposed)
 
-    def _propose(self, batch: Batch, row: int, position: int) -> list[int]:
-        return self._drafter.guess(row, batch.sequence.tokens[row], position, position, self._window, self._stop)[0]
+    def _propose(self, row: int, tokens: Tensor, position: int) -> list[int]:
+        return self._drafter.guess(row, tokens, position, position, self._window, self._stop)[0]
 
 
 def overhear(batch: Batch, proposals: Iterable[Proposal], tally: EdgeTally) -> None:

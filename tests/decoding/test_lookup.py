@@ -92,6 +92,81 @@ def _agreement(text, end):
     return size
 
 
+def defined(tokens, committed, length, limit, sizes, floor, stop):
+    """What a lookup says by its definition: searched for, not indexed; trust recounted from the start."""
+    right = [6.0 * (n + 1.0) / (n + 4.0) for n in range(LONGEST + 1)]
+    tried, at, agreed = [6.0] * (LONGEST + 1), 0, 0
+    for end in range(1, committed + 1):
+        if agreed:
+            same = tokens[at] == tokens[end - 1]
+            tried[agreed] += 1.0
+            right[agreed] += same
+            at, agreed = (at + 1, min(agreed + 1, LONGEST)) if same else (0, 0)
+        known = ends_of(tokens[:end], end, sizes)
+        if known and agreed < known[0]:
+            at, agreed = known[1][0], min(known[0], LONGEST)
+    text, live, found, sure, reached = list(tokens[:length]), [], [], [], 1.0
+    while len(found) < limit:
+        live = live or [(end, _agreement(text, end)) for end in (ends_of(text, committed, sizes) or (0, []))[1][:8]]
+        weights = {}
+        for rank, (at, agreed) in enumerate(live):
+            weights[text[at]] = weights.get(text[at], 0.0) + 0.9**rank * 2.0**agreed
+        best = max(weights, key=weights.get, default=None)
+        lengths = [agreed for at, agreed in live if text[at] == best]
+        chance = weights[best] / sum(weights.values()) * right[max(lengths)] / tried[max(lengths)] if live else 0.0
+        reached *= chance
+        if not live or reached < floor:
+            break
+        found, sure, text = [*found, best], [*sure, chance], [*text, best]
+        if chance < stop:
+            break
+        live = [(at + 1, min(agreed + 1, LONGEST)) for at, agreed in live if text[at] == best]
+    return found, sure
+
+
+def ends_of(text, before, sizes):
+    """The longest known n-gram's size, and where it ended in front of ``before``, latest first."""
+    for size in reversed(sizes):
+        ends = [end for end in range(before - 1, size - 1, -1) if text[end - size : end] == text[-size:]]
+        if ends and size <= len(text):
+            return size, ends
+    return None
+
+
+@st.composite
+def texts(draw):
+    """A random text, or a repeated pattern with mistakes, of few tokens or many."""
+    token = st.integers(0, draw(st.sampled_from((1, 3, 40))))
+    if draw(st.booleans()):
+        return draw(st.lists(token, min_size=1, max_size=60))
+    pattern = draw(st.lists(token, min_size=1, max_size=12))
+    text = (pattern * 60)[: draw(st.integers(1, 60))]
+    for at in draw(st.lists(st.integers(0, len(text) - 1), max_size=4)):
+        text[at] = draw(token)
+    return text
+
+
+@given(texts(), st.data())
+def test_proposals_are_those_of_the_definition(tokens, data):
+    """The same tokens and, to 1e-9, confidences, at places that follow one another, behind drafts or none."""
+    sizes = data.draw(st.sampled_from((range(1, 3), range(2, 5), range(3, 4))))
+    floor, stop = data.draw(st.sampled_from((0.0, 0.1, 0.5))), data.draw(st.sampled_from((0.0, 0.6)))
+    drafter = started(1, min_ngram=sizes[0], max_ngram=sizes[-1], floor=floor)
+    places = data.draw(st.lists(st.integers(1, len(tokens)), min_size=1, max_size=4))
+    for committed in sorted(places):
+        length, limit = data.draw(st.integers(committed, len(tokens))), data.draw(st.integers(1, 10))
+        found, sure = drafter.guess(0, torch.tensor(tokens), committed, length, limit, stop)
+        wanted, chances = defined(tokens, committed, length, limit, sizes, floor, stop)
+        assert found == wanted
+        assert sure == pytest.approx(chances, abs=1e-9)
+
+
+def test_n_grams_longer_than_agreement_is_told_apart_are_indexed_too():
+    tokens, sure = proposed(list(range(20)) * 2, 3, min_ngram=LONGEST + 2, max_ngram=LONGEST + 4)
+    assert tokens == [0, 1, 2]
+    assert min(sure) > 0.8
+
+
 def test_trust_follows_how_often_the_text_has_repeated_itself():
     repeating = index_of([1, 2, 3, 4, 5] * 20)
     fooled = index_of([token for n in range(40) for token in (1, 2, 10 + n)])

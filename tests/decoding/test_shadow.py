@@ -2,6 +2,8 @@
 
 import torch
 from helpers import ArgmaxDrafter, TableModel, table_model, toy_batch, toy_chain
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adaspec.decoding.chain import Sequences
 from adaspec.decoding.drafter import Draft, EdgeTally, Proposal
@@ -43,6 +45,17 @@ def test_scores_of_plain_decoding_are_those_of_playing_the_drafter_greedily():
     mine, theirs = ([(e.reached, e.offered, e.accepted) for e in edges] for edges in (scored, played))
     assert len(theirs) > 6
     assert mine[: len(theirs) - 4] == theirs[:-4]
+
+
+@given(st.integers(1, 8), st.data())
+def test_one_verification_is_tallied_as_a_row_of_many(asked, data):
+    offered = data.draw(st.integers(0, asked))
+    accepted = data.draw(st.integers(0, offered))
+    one, many = EdgeTally(8), EdgeTally(8)
+    for _ in range(2):
+        one.add_one(asked, offered, accepted)
+    many.add(*(torch.tensor([count] * 2) for count in (asked, offered, accepted)))
+    assert one.counts == many.counts
 
 
 def test_a_played_drafter_is_not_scored_a_second_time():
