@@ -100,3 +100,12 @@ def test_an_index_with_impossible_options_is_refused(model: str, corpus: Path, c
     assert told in capsys.readouterr().err
     assert main(["index-corpus", "/no/such/file", *command[2:]]) == 2
     assert "/no/such/file" in capsys.readouterr().err
+
+
+def test_an_index_does_not_overwrite_its_corpus(model: str, corpus: Path, tmp_path: Path, capsys) -> None:
+    before = corpus.read_bytes()
+    assert main(["index-corpus", str(corpus), "-o", str(corpus), "--target", model]) == 2
+    assert "overwrite" in capsys.readouterr().err
+    assert corpus.read_bytes() == before
+    assert main(["index-corpus", str(corpus), "-o", str(tmp_path / "none" / "index"), "--target", model]) == 2
+    assert "none/index" in capsys.readouterr().err

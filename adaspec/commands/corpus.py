@@ -39,6 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     for path in arguments.files:
         if not path.is_file():
             raise ValueError(f"the corpus {path} is no file")
+        if arguments.output.exists() and path.samefile(arguments.output):
+            raise ValueError(f"the index would overwrite the corpus {path}; name another --output")
+    if not arguments.output.absolute().parent.is_dir():
+        raise ValueError(f"there is no folder for the index {arguments.output}")
     text, notes = consoles(False)
     with progress(notes) as tell:
         source = resolve(arguments.target, offline=arguments.offline, progress=tell, cache_dir=arguments.cache_dir)
