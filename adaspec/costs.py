@@ -95,13 +95,17 @@ class CostModel:
         """Learns from one round.
 
         Raises:
-            ValueError: a plan that the space does not hold, seconds that are not above 0, negative tokens, or counts
-                that contradict themselves.
+            ValueError: a plan that the space does not hold, seconds that are not above 0, negative tokens or seconds of
+                catch-up, no row, or counts that contradict themselves.
         """
         if decision.plan not in self.space:
             raise ValueError(f"the space does not hold plan {decision.plan}")
         if not (0.0 < outcome.seconds < math.inf and outcome.tokens >= 0):
             raise ValueError(f"a round takes time and loses no token: {outcome.tokens} in {outcome.seconds} s")
+        if not 0.0 <= outcome.catch_up_seconds < math.inf:
+            raise ValueError(f"catch-up takes time, got {outcome.catch_up_seconds} s")
+        if outcome.rows < 1:
+            raise ValueError(f"a round has at least 1 row, got {outcome.rows}")
         for edge in (*outcome.edges, *outcome.scored):
             check_edge(edge)
         check_passes(outcome.passes)

@@ -46,7 +46,10 @@ class Loader:
 
     def resolve(self, name: str) -> Path:
         """The folder of a model, fetched and converted if need be."""
-        return resolve(name, offline=self._setup.offline, progress=self._tell, cache_dir=self._setup.cache_dir)
+        own = self._setup
+        return resolve(
+            name, offline=own.offline, progress=self._tell, cache_dir=own.cache_dir, code=own.trust_remote_code
+        )
 
     def plain_model(self, name: str, source: Path) -> PlainModel:
         """A model for plain decoding, whether it can be rolled back or not."""

@@ -6,6 +6,7 @@ Needs ``filelock``, and ``fsspec`` where the place is a URL: ``pip install 'adas
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from filelock import FileLock
 
 from adaspec.controller import Controller
 
+logger = logging.getLogger("adaspec.state")
 _HEADER = ("format", "version", "target")
 
 
@@ -59,19 +61,30 @@ class StateFile:
         self._bytes: _Place = _Remote(self.place) if "://" in self.place else _Local(Path(place))
         self._seen = False  # whether what is there is known to be a state
 
-    def load(self) -> dict[str, Any] | None:
+    def read(self) -> dict[str, Any] | None:
+        """The state, or None where there is nothing; what is there stays there, whatever it is.
+
+        Raises:
+            ValueError: it is no JSON object.
+        """
         content = self._bytes.read()
-        self._seen = True
         if content is None:
             return None
         try:
-            state = json.loads(content)
+            state = json.loads(content, parse_constant=_refuse)
         except ValueError:  # of UTF-8 or of JSON
             state = None
-        if isinstance(state, dict):
-            return state
-        self.set_aside()
-        return None
+        if not isinstance(state, dict):
+            raise ValueError(f"{self.place} holds no state")
+        return state
+
+    def load(self) -> dict[str, Any] | None:
+        self._seen = True
+        try:
+            return self.read()
+        except ValueError:
+            self.set_aside()
+            return None
 
     def save(self, state: Mapping[str, Any]) -> None:
         if not self._seen:
@@ -79,7 +92,9 @@ class StateFile:
         self._bytes.replace(json.dumps(state, allow_nan=False).encode())
 
     def set_aside(self) -> str:
-        return self._bytes.rename(f".corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}")
+        aside = self._bytes.rename(f".corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}")
+        logger.warning("%s holds no state that can be used and was set aside as %s", self.place, aside)
+        return aside
 
 
 class Replica:
@@ -158,6 +173,10 @@ def restore(controller: Controller, store: Store) -> bool:
         store.set_aside()
         return False
     return True
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON")
 
 
 class _Local:

@@ -45,8 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"there is no folder for the index {arguments.output}")
     text, notes = consoles(False)
     with progress(notes) as tell:
-        source = resolve(arguments.target, offline=arguments.offline, progress=tell, cache_dir=arguments.cache_dir)
-        tokenizer = load_tokenizer(source, trust_remote_code=arguments.trust_remote_code)
+        trust = arguments.trust_remote_code
+        source = resolve(
+            arguments.target, offline=arguments.offline, progress=tell, cache_dir=arguments.cache_dir, code=trust
+        )
+        tokenizer = load_tokenizer(source, trust_remote_code=trust)
         tokens = read_tokens(arguments.files, tokenizer, tell)
         index = CorpusIndex.build(tokens, range(1, arguments.max_ngram + 1), arguments.min_count, tell)
         tell(f"write {arguments.output.name}", None)

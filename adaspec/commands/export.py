@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     states = []
     for place in arguments.states:
-        state = StateFile(place).load()
+        state = StateFile(place).read()  # no load: that would rename a file given by mistake
         if state is None:
             raise ValueError(f"there is no state in {place}")
         states.append(state)

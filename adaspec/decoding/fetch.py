@@ -18,6 +18,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from adaspec.decoding.gguf_convert import Progress
 
 SNAPSHOT = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # no pickles, no code
+CODE = ["*.py"]  # for those who trust it
 PIP = """
 import contextlib, os, runpy, sys
 if sys.platform == "linux":
@@ -132,8 +133,8 @@ class _Quiet(tqdm):  # type: ignore[misc]
         super().__init__(*args, **(kwargs | {"disable": True}))
 
 
-def download_snapshot(name: str, offline: bool, tell: Progress) -> Path:
-    """The folder of ``org/name`` or ``org/name@revision`` in the hub client's cache."""
+def download_snapshot(name: str, offline: bool, tell: Progress, *, code: bool = False) -> Path:
+    """The folder of ``org/name`` or ``org/name@revision`` in the hub client's cache; ``code``: with its own code."""
     repository, _, revision = name.partition("@")
     tell(f"download {name}", None)
     try:
@@ -141,7 +142,7 @@ def download_snapshot(name: str, offline: bool, tell: Progress) -> Path:
             repository,
             revision=revision or None,
             local_files_only=offline,
-            allow_patterns=SNAPSHOT,
+            allow_patterns=[*SNAPSHOT, *CODE] if code else SNAPSHOT,
             ignore_patterns=NOT_IN_SNAPSHOT,
             tqdm_class=_Quiet,
         )

@@ -53,7 +53,12 @@ class Entry:
 
 
 def resolve(
-    name: str, *, offline: bool = False, progress: Progress | None = None, cache_dir: Path | None = None
+    name: str,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+    cache_dir: Path | None = None,
+    code: bool = False,
 ) -> Path:
     """The folder that ``transformers`` can load for ``name``, fetched and converted when it has to be.
 
@@ -65,6 +70,7 @@ def resolve(
         offline: use only what is on this machine.
         progress: is told what happens, and which share of it is done (None: unknown); may raise to interrupt.
         cache_dir: where converted models are kept; default: the user's cache folder.
+        code: fetch the code that comes with a model of the hub too; nothing here runs it.
 
     Raises:
         StoreError: in one line, why there is no such model.
@@ -89,7 +95,7 @@ def resolve(
             f"cannot read or store {name!r}: {error.strerror or error}: {error.filename or cache}"
         ) from error
     if HUB_NAME.fullmatch(name) and name[0] != "." and path.suffix != ".gguf":
-        return check_folder(download_snapshot(name, offline, tell))
+        return check_folder(download_snapshot(name, offline, tell, code=code))
     raise StoreError(_unknown(name))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,6 +11,29 @@ class Decodes(Protocol):
     """What is needed of a tokenizer."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+
+class Spells(Decodes, Protocol):
+    """A tokenizer that also tells how its vocabulary writes a token."""
+
+    def convert_ids_to_tokens(self, ids: int) -> str: ...
+
+
+_VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that GPT-2's vocabulary writes as they are
+_HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]  # the others, written from U+0100 on
+_BYTES = {chr(byte): byte for byte in _VISIBLE} | {chr(256 + at): byte for at, byte in enumerate(_HIDDEN)}
+_ONE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's
+
+
+def token_bytes(tokenizer: Spells, token: int) -> list[int] | None:
+    """The bytes of a token, which may be a part of a character; None where the vocabulary does not tell them."""
+    text = tokenizer.decode([token], skip_special_tokens=False)
+    if "\ufffd" not in text:
+        return list(text.encode())
+    written = tokenizer.convert_ids_to_tokens(token)
+    if one := _ONE_BYTE.fullmatch(written):
+        return [int(one[1], 16)]
+    return [_BYTES[sign] for sign in written] if all(sign in _BYTES for sign in written) else None
 
 
 class TextStream:

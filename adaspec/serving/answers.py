@@ -7,11 +7,11 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from adaspec.decoding.chain import Score
-from adaspec.decoding.text import Decodes
+from adaspec.decoding.text import Spells, token_bytes
 from adaspec.serving.engine import Finished, Piece, Usage
 from adaspec.serving.errors import ApiError
 from adaspec.serving.exchange import Exchange
@@ -32,11 +32,16 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A token as text with its log-probability, and the likeliest at its place, best first."""
+    """A token as text and as bytes (None: unknown) with its log-probability, and the likeliest there, best first."""
 
     text: str
+    bytes: list[int] | None
     logprob: float
-    top: tuple[tuple[str, float], ...]
+    top: tuple[Scored, ...] = ()
+
+    def told(self) -> dict[str, Any]:
+        """As chats tell it."""
+        return {"token": self.text, "logprob": self.logprob, "bytes": self.bytes}
 
 
 class Form(Protocol):
@@ -70,10 +75,11 @@ class CompletionForm:
         for token in tokens:
             offsets.append(offset)
             offset += len(token.text)
+        tops = [{other.text: other.logprob for other in reversed(token.top)} for token in tokens]
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [dict(reversed(token.top)) for token in tokens] if any(t.top for t in tokens) else None,
+            "top_logprobs": tops if any(tops) else None,
             "text_offset": offsets,
         }
 
@@ -99,10 +105,7 @@ class ChatForm:
 
     def logprobs(self, tokens: Sequence[Scored], offset: int) -> dict[str, Any]:
         """Token by token."""
-        content = [
-            {**_scored(token.text, token.logprob), "top_logprobs": [_scored(*each) for each in token.top]}
-            for token in tokens
-        ]
+        content = [{**token.told(), "top_logprobs": [other.told() for other in token.top]} for token in tokens]
         return {"content": content, "refusal": None}
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -136,7 +139,7 @@ class Answer:
         head: Head,
         form: Form,
         exchange: Exchange,
-        tokenizer: Decodes,
+        tokenizer: Spells,
         log: Callable[[Usage | None], None] = lambda usage: None,
     ) -> None:
         self._head, self._form, self._exchange, self._tokenizer, self._log = head, form, exchange, tokenizer, log
@@ -203,11 +206,12 @@ class Answer:
         return event.text
 
     def _scored(self, token: int, score: Score) -> Scored:
-        top = tuple((self._text(other), max(value, _LEAST)) for other, value in score.top[: self._head.top])
-        return Scored(self._text(token), max(score.logprob, _LEAST), top)
+        top = tuple(self._spelt(other, value) for other, value in score.top[: self._head.top])
+        return replace(self._spelt(token, score.logprob), top=top)
 
-    def _text(self, token: int) -> str:
-        return self._tokenizer.decode([token], skip_special_tokens=False)
+    def _spelt(self, token: int, logprob: float) -> Scored:
+        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        return Scored(text, token_bytes(self._tokenizer, token), max(logprob, _LEAST))
 
     def _chunk(self, choices: list[dict[str, Any]], *, usage: bool) -> str:
         """``usage``: it will follow, and is null until then."""
@@ -238,10 +242,6 @@ class Answer:
             "completion_tokens_details": {"accepted_prediction_tokens": total.accepted},
             "adaspec": {"rounds": total.rounds, "accepted_tokens": total.accepted, "plans": total.plans},
         }
-
-
-def _scored(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def _event(content: dict[str, Any]) -> str:

@@ -63,9 +63,11 @@ async def on_invalid(request: Request, error: Exception) -> JSONResponse:
     """Answers a body that the schema refuses, naming its first fault."""
     assert isinstance(error, RequestValidationError)
     fault = error.errors()[0]
-    place = [clean(str(part)) for part in fault["loc"] if part != "body" and not isinstance(part, int)]
+    place = [clean(str(part)) for part in fault["loc"][1:] if not isinstance(part, int)]  # behind "body" or "query"
     if fault["type"] == "json_invalid":
         return ApiError(400, "the body is no JSON", code="invalid_json").response()
+    if fault["type"] == "model_attributes_type" and "json" not in request.headers.get("content-type", ""):
+        return ApiError(400, "the body needs the header Content-Type: application/json", code="invalid_type").response()
     message = fault["msg"].removeprefix("Value error, ")
     param = place[0] if place else None
     return ApiError(400, f"{param or 'the body'}: {message}", param=param, code=fault["type"]).response()

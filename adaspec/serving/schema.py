@@ -157,6 +157,9 @@ class ChatRequest(Common):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: TextFormat | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
     store: Literal[False] | None = None
     metadata: dict[str, Any] | None = None
 

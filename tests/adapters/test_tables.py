@@ -80,3 +80,11 @@ def test_the_command_line_merges_states_and_writes_a_table(state, tmp_path, caps
     assert json.loads(capsys.readouterr().out)["num_speculative_tokens"] == 6
     assert main(["export", "sglang", str(tmp_path / "none.json")]) == 2
     assert "none.json" in capsys.readouterr().err
+
+
+def test_exporting_what_is_no_state_leaves_it_alone(tmp_path, capsys):
+    notes = tmp_path / "notes.md"
+    notes.write_text("# my notes")
+    assert main(["export", "vllm", str(notes)]) == 2
+    assert "notes.md holds no state" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.md"]

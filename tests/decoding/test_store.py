@@ -271,6 +271,18 @@ def test_hub_name_that_is_on_this_machine(tmp_path, monkeypatch):
     assert resolve(f"org/name@{commit}", offline=True) == snapshot
 
 
+@pytest.mark.parametrize("code", [False, True])
+def test_a_models_own_code_is_fetched_only_for_those_who_trust_it(code, tmp_path, monkeypatch):
+    def download(repository, *, allow_patterns, **options):
+        assert ("*.py" in allow_patterns) == code
+        (tmp_path / "config.json").touch()
+        weights(tmp_path / "model.safetensors")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert resolve("org/name", code=code) == tmp_path
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [

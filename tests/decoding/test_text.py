@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from adaspec.decoding.text import TextStream
+from adaspec.decoding.text import TextStream, token_bytes
 
 CORPUS = [
     "the cat sat on the mat and the dog sat on the log",
@@ -32,6 +32,21 @@ class ByteLevel:
 
     def decode(self, token_ids, *, skip_special_tokens):
         return self.inner.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def convert_ids_to_tokens(self, ids):
+        return self.inner.id_to_token(ids)
+
+
+class SentencePiece:
+    """A vocabulary that writes what it does not know byte by byte, and one token that nobody can spell."""
+
+    TOKENS = ("▁cat", "<0xE2>", "▁\ufffd")
+
+    def decode(self, token_ids, *, skip_special_tokens):
+        return "".join(" cat" if token == 0 else "\ufffd" for token in token_ids)
+
+    def convert_ids_to_tokens(self, ids):
+        return self.TOKENS[ids]
 
 
 TOKENIZER = ByteLevel()
@@ -129,3 +144,14 @@ def test_finish_hands_out_what_was_held_back():
 def test_an_empty_stop_string_is_refused():
     with pytest.raises(ValueError, match="stop string"):
         TextStream(TOKENIZER, ["a", ""])
+
+
+@given(TEXTS)
+def test_the_bytes_of_tokens_join_to_the_text(text):
+    joined = [byte for token in TOKENIZER.encode(text) for byte in token_bytes(TOKENIZER, token)]
+    assert bytes(joined) == text.encode()
+
+
+def test_bytes_that_a_vocabulary_spells_out_or_does_not_tell():
+    spelt = [token_bytes(SentencePiece(), token) for token in range(3)]
+    assert spelt == [list(b" cat"), [0xE2], None]

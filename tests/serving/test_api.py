@@ -129,6 +129,17 @@ def test_logprobs_belong_to_the_tokens_of_the_answer(client) -> None:
     assert len(chat.choices[0].logprobs.content) == 6
 
 
+def test_a_token_that_is_a_part_of_a_character_tells_its_bytes(client) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    options = {"model": NAME, "messages": messages, "temperature": 0, "max_tokens": 6, "logprobs": True}
+    [chat] = client.chat.completions.create(**options, top_logprobs=20).choices
+    told = [(other.token, bytes(other.bytes)) for place in chat.logprobs.content for other in place.top_logprobs]
+    assert all(spelt == token.encode() for token, spelt in told if "\ufffd" not in token)
+    parts = [spelt for token, spelt in told if "\ufffd" in token]
+    assert parts
+    assert not any(b"\xef\xbf\xbd" in spelt for spelt in parts)
+
+
 def test_the_likeliest_tokens_are_told_best_first_whatever_the_batch_asks_for(client) -> None:
     with ThreadPoolExecutor(3) as pool:
         first, third, none = pool.map(lambda top: complete(client, logprobs=top, max_tokens=8).choices[0], (1, 3, 0))

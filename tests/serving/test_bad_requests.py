@@ -64,6 +64,7 @@ BAD_CHATS = [
     ({"messages": [{"role": "user"}]}, 400, "messages"),
     ({"messages": [{"role": "user", "content": "a " * 400}]}, 400, "prompt"),
     ({"tools": [{"type": "function"}]}, 400, "tools"),
+    ({"tool_choice": "required"}, 400, "tool_choice"),
     ({"response_format": {"type": "json_object"}}, 400, "response_format"),
     ({"top_logprobs": 3}, 400, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
@@ -102,6 +103,11 @@ def test_a_bad_chat_names_its_fault(http, change, status, param) -> None:
     assert error_of(post(http, "/v1/chat/completions", CHAT | change), status)["param"] == param
 
 
+@pytest.mark.parametrize("change", [{"tools": None}, {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}])
+def test_a_chat_with_no_tool_may_say_so(http, change) -> None:
+    assert post(http, "/v1/chat/completions", CHAT | change).status_code == 200
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"null", b"[]", b"\xff\xfe", b'"text"', b"[" * 100_000, b'{"model": ' * 50_000, b"1" * 10_000],
@@ -114,7 +120,11 @@ def test_a_body_that_is_no_request_is_400(http, content) -> None:
 
 def test_a_body_of_another_type_is_400(http) -> None:
     answer = http.post("/v1/completions", content=json.dumps(GOOD), headers={"Content-Type": "text/plain"})
-    error_of(answer, 400)
+    assert "Content-Type: application/json" in error_of(answer, 400)["message"]
+
+
+def test_a_bad_query_names_its_parameter(http) -> None:
+    assert error_of(http.get("/decisions", params={"last": 9999}), 400)["param"] == "last"
 
 
 def test_a_huge_prompt_is_413_announced_or_not(http) -> None:
