@@ -55,7 +55,7 @@ class Assembly:
     def fresh_controller(self, seed: int) -> Controller:
         """A controller over the same space that knows what was known at the start and nothing else."""
         costs = CostModel(self.space, None, self.one_pass, self.acceptance)
-        controller = Controller(self.space, None, costs, seed=seed % 2**63)
+        controller = Controller(self.space, None, costs, seed=seed % 2**63, identity=self.controller.identity)
         controller.profile(self.profile)
         return controller
 
@@ -111,7 +111,8 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
     policy = Fixed(setup.plan) if setup.plan is not None else None
     one_pass = tuple(name for name, member in members.items() if isinstance(member, Drafter) and member.one_pass)
     acceptance = _acceptance(space, used, members)
-    controller = Controller(space, policy, CostModel(space, None, one_pass, acceptance), seed=setup.seed % 2**63)
+    costs = CostModel(space, None, one_pass, acceptance)
+    controller = Controller(space, policy, costs, seed=setup.seed % 2**63, identity=setup.identity)
     generator = Generator(chain, controller, tokenizer, stop_token_ids(target.module, tokenizer))
     tell("time the passes", None)
     began = clock.now()

@@ -43,6 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         extra = next((extra for extra, names in EXTRAS.items() if error.name in names), "decoding")
         print(f"adaspec: {error.name} is not installed; try: pip install 'adaspec[{extra}]'", file=sys.stderr)
         return 1
+    except Exception as error:
+        if type(error).__name__ != "SafetensorError":  # what safetensors makes of a full disk; it may not be installed
+            raise
+        print(f"adaspec: {_one_line(error)}", file=sys.stderr)
+        return 1
 
 
 def _one_line(error: BaseException) -> str:

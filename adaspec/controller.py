@@ -60,6 +60,8 @@ class Controller:
         seed: of the policy's draws.
         patience: pulls that a law of the policy serves at most, once a context has seen some rounds; the policy's own
             by default.
+        identity: what the target is, as states tell it (a model's name and precision); by default its name in plans.
+            A state of another identity is refused.
 
     Raises:
         ValueError: hold or patience below 1, collapse outside [0, 1), or costs over another space.
@@ -74,6 +76,7 @@ class Controller:
         collapse: float = 0.8,
         seed: int = 0,
         patience: int | None = None,
+        identity: str = "",
     ) -> None:
         if hold < 1:
             raise ValueError(f"a plan is held for at least 1 round, got {hold}")
@@ -84,6 +87,7 @@ class Controller:
         if costs is not None and tuple(costs.space) != tuple(space):
             raise ValueError(f"the costs are over another space: {costs.space!r}, not {space!r}")
         self.space = space
+        self.identity = identity or space.target
         self._policy = policy or KnowledgeGradient()
         self._costs = costs or CostModel(space)
         self._hold, self._collapse = hold, collapse
@@ -186,7 +190,7 @@ class Controller:
             return {
                 "format": _FORMAT,
                 "version": _VERSION,
-                "target": self.space.target,
+                "target": self.identity,
                 "totals": totals,
                 "policy": {"name": type(self._policy).__name__, "state": self._policy.state_dict()},
                 "costs": self._costs.state_dict(),
@@ -201,7 +205,7 @@ class Controller:
         Raises:
             ValueError: a state of something else, of a newer version, or of another target.
         """
-        _check(state, self.space.target)
+        _check(state, self.identity)
         with self._lock:
             self._costs.load_state_dict(state["costs"])
             if state["policy"]["name"] == type(self._policy).__name__:

@@ -188,6 +188,12 @@ class Setup:
                 f"drafters need different names (not {TARGET!r}), got {', '.join(names)}; write NAME=SOURCE"
             )
 
+    @property
+    def identity(self) -> str:
+        """What a state of these models is about: what another target has taught is of no use to it."""
+        name = Path(self.target).name if Path(self.target).exists() else self.target
+        return f"{name} ({self.precision} on {self.device})"
+
     def closure(self, names: Iterable[str]) -> tuple[DrafterSpec, ...]:
         """The drafters of these names and the parts they are made of, parts first."""
         wanted = set(names)

@@ -23,7 +23,10 @@ _HEADER = ("format", "version", "target")
 
 
 class Store(Protocol):
-    """Keeps one state."""
+    """Keeps one state, at ``place``."""
+
+    @property
+    def place(self) -> str: ...
 
     def load(self) -> dict[str, Any] | None:
         """The last state that was saved whole; None where there is none."""
@@ -118,6 +121,10 @@ class Replica:
         self._folder = str(folder).rstrip("/")
         self.own = StateFile(f"{self._folder}/{name}.json")
 
+    @property
+    def place(self) -> str:
+        return self.own.place
+
     def load(self) -> dict[str, Any] | None:
         own = self.own.load()
         return merged(self._folder) if own is None else own
@@ -147,8 +154,16 @@ def merged(folder: str | Path) -> dict[str, Any] | None:
         places = [f"{text}/{name.rsplit('/', 1)[-1]}" for name in names]
     else:
         places = [str(path) for path in Path(text).glob("*.json")]
-    states = [state for state in (StateFile(place).load() for place in sorted(places)) if state is not None]
-    return Controller.merge(states) if states else None
+    found = {place: StateFile(place).load() for place in sorted(places)}
+    states = {place: state for place, state in found.items() if state is not None}
+    known: list[dict[str, Any]] = []
+    for place, state in states.items():
+        try:
+            Controller.merge([*known[:1], state])
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+        known.append(state)
+    return Controller.merge(known) if known else None
 
 
 def restore(controller: Controller, store: Store) -> bool:
@@ -166,9 +181,9 @@ def restore(controller: Controller, store: Store) -> bool:
     meant = all(state.get(key) == before[key] for key in _HEADER)
     try:
         controller.load_state_dict(state)
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         if not meant:
-            raise
+            raise ValueError(f"{store.place}: {error}") from None
         controller.load_state_dict(before)
         store.set_aside()
         return False

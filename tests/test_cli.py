@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from saved_models import SIZES, other_tokenizer, save_model
 from transformers import MambaConfig, MistralConfig
@@ -255,6 +256,17 @@ def test_a_real_interrupt_while_passes_are_timed_or_text_is_generated_ends_in_on
 def test_models_list_names_the_default(capsys, tmp_path: Path) -> None:
     assert main(["models", "list", "--cache-dir", str(tmp_path)]) == 0
     assert "smollm2-135m" in capsys.readouterr().out
+
+
+def test_a_full_disk_as_safetensors_tells_it_is_one_line(monkeypatch, capsys):
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("adaspec.commands.models._list", full)
+    assert main(["models", "list"]) == 1
+    (complaint,) = capsys.readouterr().err.splitlines()
+    assert complaint.startswith("adaspec: ")
+    assert "No space left" in complaint
 
 
 def test_a_tournament_without_its_extra_says_which_one(monkeypatch, capsys):

@@ -78,6 +78,22 @@ def test_a_state_of_another_target_is_refused_and_stays(tmp_path):
     assert path.exists()
 
 
+def test_a_state_of_another_model_is_refused_though_plans_call_both_target(tmp_path):
+    store = open_store(tmp_path / "state.json")
+    store.save(Controller(SPACE, identity="small (fp16 on cpu)").state_dict())
+    with pytest.raises(ValueError, match=r"state\.json: .*'small \(fp16 on cpu\)', not of 'large"):
+        restore(Controller(SPACE, identity="large (fp16 on cpu)"), store)
+    assert restore(Controller(SPACE, identity="small (fp16 on cpu)"), store)
+
+
+@pytest.mark.parametrize("foreign", [{"a": 1}, Controller(SPACE, identity="another").state_dict()])
+def test_a_file_that_does_not_belong_into_a_shared_folder_is_named(tmp_path, foreign):
+    Replica(tmp_path, "one").save(played(3).state_dict())
+    (tmp_path / "zz.json").write_text(json.dumps(foreign))
+    with pytest.raises(ValueError, match=r"zz\.json: "):
+        merged(tmp_path)
+
+
 def test_replicas_write_their_own_and_a_new_one_inherits_all(folder):
     for name, rounds in (("a", 10), ("b", 15)):
         Replica(folder, name).save(played(rounds).state_dict())
