@@ -68,5 +68,9 @@ def bars(what: str, total: int) -> Iterator[Advance]:
 
 
 def _bare(word: str) -> str:
-    name, sign, path = word.rpartition("=")
-    return f"{name}{sign}{Path(path).name}" if Path(path).exists() else word
+    """A word without the folder of the path that it is, or that stands behind its last ``=`` or ``:``."""
+    for sign in ("=", ":"):
+        name, found, path = word.rpartition(sign)
+        if Path(path).exists():
+            return f"{name}{found}{Path(path).name}"
+    return word
