@@ -26,7 +26,7 @@ from adaspec.costs import CostModel
 from adaspec.decoding.attention import NAME as OWN_ATTENTION
 from adaspec.decoding.chain import Chain, Sequences
 from adaspec.decoding.drafter import Drafter
-from adaspec.decoding.feature import FeatureDrafter
+from adaspec.decoding.feature import FeatureReader
 from adaspec.decoding.feature_load import is_feature_drafter, load_feature_drafter
 from adaspec.decoding.hybrid import HybridDrafter
 from adaspec.decoding.language_model import LanguageModel
@@ -262,7 +262,7 @@ def _playable(plan: Plan, members: Mapping[str, LanguageModel | Drafter]) -> boo
     if not middles or not isinstance(last, Drafter):
         return True
     parts = tuple(last.parts.values()) if isinstance(last, HybridDrafter) else (last,)
-    reads = any(isinstance(part, FeatureDrafter) for part in parts)
+    reads = any(isinstance(part, FeatureReader) for part in parts)
     return not reads and all(members[name] not in last.models for name in middles)
 
 

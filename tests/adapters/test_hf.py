@@ -24,11 +24,13 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from adaspec import Controller, Decision, EpsilonGreedy, Plan, PlanSpace
-from adaspec.adapters.hf import Speculation, generate
+from adaspec.adapters.hf import Speculation, _playable, generate
 from adaspec.adapters.hf_assisted import Assisted
+from adaspec.decoding.feature import FeatureDrafter
 from adaspec.decoding.feature_load import head_rows, save_feature_drafter
 from adaspec.decoding.feature_net import FeatureNet, FeatureShape
 from adaspec.decoding.lookup import LookupDrafter
+from adaspec.decoding.native.head import NativeFeatureDrafter
 
 PROMPT = torch.tensor([[5, 9, 17, 5, 9, 17, 5, 9]])
 RAGGED = torch.tensor([[2, 2, 2, 5, 9, 17], [2, 2, 2, 2, 2, 7], [4, 8, 15, 16, 23, 42], [2, 30, 31, 32, 30, 31]])
@@ -113,6 +115,12 @@ def test_the_function_form_takes_drafters_by_kind(models):
     options |= {"drafters": {"draft": draft, "lookup": "lookup"}, "controller": controller}
     target.generate(PROMPT, **options)
     assert len(controller.played) > 3
+
+
+@pytest.mark.parametrize("kind", [FeatureDrafter, NativeFeatureDrafter])
+def test_nothing_stands_between_the_target_and_what_reads_it(kind):
+    plans = [Plan.parse(text) for text in ("target/head:4", "target/low/head:4,2")]
+    assert [_playable(plan, {"head": object.__new__(kind)}) for plan in plans] == [True, False]
 
 
 def test_the_folder_of_a_feature_drafter_is_a_drafter(models, tmp_path):
