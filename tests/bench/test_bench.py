@@ -335,9 +335,9 @@ def test_the_smoke_experiment_runs_on_the_real_model(tmp_path, capsys):
     assert main(["bench", "experiment=smoke", f"hydra.run.dir={tmp_path}"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["complete"]
-    assert set(found["methods"]) == {"plain", "best_fixed", "thompson", "hf", "hf_lookup"}
+    assert set(found["methods"]) == {"plain", "best_fixed", "knowledge_gradient", "hf", "hf_lookup"}
     assert [own["prompts"] for own in found["methods"].values()] == [4] * 5
-    for name in ("plain", "best_fixed", "thompson"):
+    for name in ("plain", "best_fixed", "knowledge_gradient"):
         assert found["methods"][name]["texts_equal"] is True
-    assert set(found["methods"]["thompson"]["kinds"]) == {"chat", "quoting", "code", "maths"}
+    assert set(found["methods"]["knowledge_gradient"]["kinds"]) == {"chat", "quoting", "code", "maths"}
     assert found["methods"]["best_fixed"]["mean_accepted_length"] > 1.0 or found["best_fixed_plan"] == "target"
