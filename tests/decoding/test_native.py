@@ -247,6 +247,7 @@ def test_a_longer_request_makes_room_again():
         ("llama", "stock", {}, "not stock"),
         ("llama", "fp16", {"hidden_act": "gelu"}, "gelu"),
         ("llama", "fp16", {"mlp_bias": True}, "biases"),
+        ("llama", "fp16", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
         ("llama", "fp16", {"intermediate_size": 44}, "44 is no multiple of 8"),
     ],
 )

@@ -27,6 +27,8 @@ def obstacle(module: Any, precision: str) -> str | None:
         return f"its activation is {config.hidden_act}, not silu"
     if getattr(config, "mlp_bias", False):
         return "its MLP has biases"
+    if module.model.rotary_emb.rope_type in ("dynamic", "longrope"):
+        return f"the angles of its positions depend on the text's length ({module.model.rotary_emb.rope_type})"
     return _sizes(module).obstacle
 
 
@@ -73,11 +75,11 @@ class NativeDecoder(NativeStack):
         return self.run(self._embedding[tokens].float(), sequence, position, wanted, taps)
 
     def products(self, rows: int) -> None:
-        """The matrix products of a pass over ``rows`` rows with one row of logits, and nothing else: to be timed."""
+        """The matrix products of a pass over ``rows`` rows with logits of each, and nothing else: to be timed."""
         decoder = self._decoder
         x = torch.ones(rows, max(decoder.inner, decoder.hidden, decoder.heads * decoder.head_dim))
-        logits, scratch = torch.empty(1, self.outputs), torch.empty(max(2 * decoder.inner, x.shape[1] * 3))
-        taken = Pass(rows, 1, threads=torch.get_num_threads())
+        logits, scratch = torch.empty(rows, self.outputs), torch.empty(max(2 * decoder.inner, x.shape[1] * 3))
+        taken = Pass(rows, rows, threads=torch.get_num_threads())
         taken.x, taken.logits, taken.scratch = x.data_ptr(), logits.data_ptr(), scratch.data_ptr()
         self._library.products(byref(decoder), byref(taken))
 

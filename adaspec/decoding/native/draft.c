@@ -6,11 +6,10 @@
 #include <time.h>
 
 struct window {
-    int64_t *sequence, *position;   /* [R] the arrays of the pass, which are overwritten: rows and slots, */
-    float *cosine, *sine, *joined;  /* angles, and embeddings with states [R, 2 hidden] */
+    int64_t *sequence, *position;   /* [R] the arrays of the pass, which are overwritten: rows and slots; and */
+    float *joined;                  /* embeddings with states [R, 2 hidden] */
     const float *states;            /* [R, hidden] what the pass taps */
     const float *embedding;         /* [vocabulary, hidden] */
-    const float *cosines, *sines;   /* [slots, head_dim], by position */
     const int64_t *token;           /* [head's outputs] the token of each logit */
     const int64_t *limits;          /* [B] tokens asked for, at least 1 in the rows of the pass */
     const int64_t *ends;            /* [B, end_count] tokens that end a row */
@@ -65,7 +64,7 @@ static int goes_on(const struct window *v, int64_t row, int64_t token, const flo
    many passes it made. */
 int64_t draft(const struct model *m, struct pass *p, const struct window *v)
 {
-    const int64_t count = m->head.outputs, width = m->head_dim, hidden = m->hidden;
+    const int64_t count = m->head.outputs, hidden = m->hidden;
     for (int64_t passes = 0;; passes++) {
         int64_t kept = 0;
         for (int64_t i = 0; i < p->rows; i++) {
@@ -74,13 +73,10 @@ int64_t draft(const struct model *m, struct pass *p, const struct window *v)
             v->tokens[row * v->width + v->counts[row]++] = token;
             if (!goes_on(v, row, token, logits, count, logits[best]))
                 continue;
-            int64_t position = v->position[i] + 1;
             memcpy(v->joined + kept * 2 * hidden, v->embedding + token * hidden, sizeof(float) * (size_t)hidden);
             memcpy(v->joined + (kept * 2 + 1) * hidden, v->states + i * hidden, sizeof(float) * (size_t)hidden);
-            memcpy(v->cosine + kept * width, v->cosines + position * width, sizeof(float) * (size_t)width);
-            memcpy(v->sine + kept * width, v->sines + position * width, sizeof(float) * (size_t)width);
             v->sequence[kept] = row;
-            v->position[kept++] = position;
+            v->position[kept++] = v->position[i] + 1;
         }
         if (!kept)
             return passes;

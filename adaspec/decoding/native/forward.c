@@ -34,37 +34,58 @@ static void rotate(float *head, const float *cosine, const float *sine, int64_t 
     }
 }
 
+/* The products of a query with the keys of eight slots. */
+INLINE v8 products_of(const float *query, const float *keys, int64_t width)
+{
+    v8 products[LANES] = {{0}};
+    for (int64_t i = 0; i < width; i += LANES)
+#pragma GCC unroll 8
+        for (int slot = 0; slot < LANES; slot++)
+            products[slot] = multiply_add(load(query + i), load(keys + slot * width + i), products[slot]);
+    return sums_of(products);
+}
+
+/* Columns of the weighted sum of the values. */
+INLINE void weighted(const int parts, const float *weights, const float *values, int64_t slots, int64_t width, float factor,
+                     float *y)
+{
+    v8 sums[8];
+#pragma GCC unroll 8
+    for (int n = 0; n < parts; n++)
+        sums[n] = (v8){0};
+    for (int64_t slot = 0; slot < slots; slot++) {
+        v8 weight = all(weights[slot]);
+#pragma GCC unroll 8
+        for (int n = 0; n < parts; n++)
+            sums[n] = multiply_add(weight, load(values + slot * width + n * LANES), sums[n]);
+    }
+    for (int n = 0; n < parts; n++)
+        *(v8 *)(y + n * LANES) = sums[n] * factor;
+}
+
 static void attend(const float *query, const float *keys, const float *values, int64_t slots, int64_t width, float scale,
                    float *scores, float *y)
 {
-    int64_t padded = (slots + LANES - 1) / LANES * LANES;
-    float largest = -INFINITY;
-    for (int64_t slot = 0; slot < slots; slot++) {
-        v8 products = {0};
-        for (int64_t i = 0; i < width; i += LANES)
-            products = multiply_add(load(query + i), load(keys + slot * width + i), products);
-        scores[slot] = sum(products) * scale;
-        largest = scores[slot] > largest ? scores[slot] : largest;
-    }
+    const int64_t padded = (slots + LANES - 1) / LANES * LANES; /* at most what the cache holds */
+    v8 largest = all(-INFINITY), total = {0};
+    for (int64_t slot = 0; slot < padded; slot += LANES)
+        *(v8 *)(scores + slot) = products_of(query, keys + slot * width, width) * scale;
     for (int64_t slot = slots; slot < padded; slot++)
         scores[slot] = -INFINITY;
-    v8 total = {0};
+    for (int64_t slot = 0; slot < padded; slot += LANES)
+        largest = larger(load(scores + slot), largest);
+    const float top = maximum(largest);
     for (int64_t slot = 0; slot < padded; slot += LANES) {
-        v8 weight = exponential(load(scores + slot) - largest);
-        for (int lane = 0; lane < LANES; lane++)
-            weight[lane] = slot + lane < slots ? weight[lane] : 0.0f;
+        v8 weight = exponential(load(scores + slot) - top);
         *(v8 *)(scores + slot) = weight;
-        total += weight;
-    }
-    memset(y, 0, sizeof(float) * (size_t)width);
-    for (int64_t slot = 0; slot < slots; slot++) {
-        v8 weight = (v8){0} + scores[slot];
-        for (int64_t i = 0; i < width; i += LANES)
-            *(v8 *)(y + i) = multiply_add(weight, load(values + slot * width + i), load(y + i));
+        total += weight; /* behind the last slot e^-87, which vanishes beside the e^0 of the largest */
     }
     float factor = 1.0f / sum(total);
-    for (int64_t i = 0; i < width; i += LANES)
-        *(v8 *)(y + i) *= factor;
+    int64_t i = 0;
+    for (; i + 8 * LANES <= width; i += 8 * LANES)
+        weighted(8, scores, values + i, slots, width, factor, y + i);
+    for (; i < width; i += LANES)
+        weighted(1, scores, values + i, slots, width, factor, y + i);
 }
 
 /* silu(gate) * up, for columns from .. to of one row; the result replaces the gate. */
@@ -124,7 +145,7 @@ static void attention(const struct model *m, const struct layer *l, const struct
 {
     const int64_t heads = m->heads, kv = m->kv_heads, width = m->head_dim, all = heads + 2 * kv;
     int64_t from, to;
-    share(l->qkv.outputs, UNIT, w, &from, &to);
+    share(l->qkv.outputs, PANEL, w, &from, &to);
     multiply(&l->qkv, from, to, (struct product){w->normed, w->qkv, p->rows, m->hidden, l->qkv.outputs, 0});
     BARRIER
     share(p->rows * all, 1, w, &from, &to);
@@ -136,7 +157,7 @@ static void attention(const struct model *m, const struct layer *l, const struct
         if (norm)
             normalise(at, norm, width, m->epsilon, at);
         if (head < heads + kv)
-            rotate(at, p->cosine + row * width, p->sine + row * width, width);
+            rotate(at, m->cosines + p->position[row] * width, m->sines + p->position[row] * width, width);
         if (head >= heads) {
             int64_t place = (p->sequence[row] * kv + (head - heads) % kv) * m->slots + p->position[row];
             memcpy((key ? l->keys : l->values) + place * width, at, sizeof(float) * (size_t)width);
@@ -151,7 +172,7 @@ static void attention(const struct model *m, const struct layer *l, const struct
                w->scores, w->mixed + item * width);
     }
     BARRIER
-    share(m->hidden, UNIT, w, &from, &to);
+    share(m->hidden, PANEL, w, &from, &to);
     multiply(&l->out, from, to, (struct product){w->mixed, p->x, p->rows, l->out.inputs, m->hidden, 1});
     BARRIER
 }
@@ -159,15 +180,16 @@ static void attention(const struct model *m, const struct layer *l, const struct
 static void mlp(const struct model *m, const struct layer *l, const struct pass *p, const struct worker *w)
 {
     int64_t from, to;
-    share(m->inner, UNIT, w, &from, &to);
+    share(m->inner, PANEL, w, &from, &to);
     const int64_t both = 2 * m->inner;
     struct product product = {w->normed, w->inner, p->rows, m->hidden, both, 0};
-    multiply(&l->gate_up, from, to, product);
-    multiply(&l->gate_up, m->inner + from, m->inner + to, product);
+    multiply(&l->gate, from, to, product);
+    product.y += m->inner;
+    multiply(&l->up, from, to, product);
     for (int64_t row = 0; row < p->rows; row++)
         gate(w->inner + row * both, w->inner + row * both + m->inner, from, to);
     BARRIER
-    share(m->hidden, UNIT, w, &from, &to);
+    share(m->hidden, PANEL, w, &from, &to);
     multiply(&l->down, from, to, (struct product){w->inner, p->x, p->rows, both, m->hidden, 1});
     BARRIER
 }
@@ -196,7 +218,7 @@ static void head(const struct model *m, const struct pass *p, const struct worke
     for (int64_t row = from; row < to; row++)
         memcpy(p->x + row * m->hidden, w->normed + p->wanted[row] * m->hidden, sizeof(float) * (size_t)m->hidden);
     BARRIER
-    share(m->head.outputs, UNIT, w, &from, &to);
+    share(m->head.outputs, PANEL, w, &from, &to);
     multiply(&m->head, from, to, (struct product){p->x, p->logits, p->outputs, m->hidden, m->head.outputs, 0});
 }
 
@@ -205,7 +227,7 @@ static void join(const struct model *m, const struct pass *p, const struct worke
     if (!m->join.weight)
         return;
     int64_t from, to;
-    share(m->hidden, UNIT, w, &from, &to);
+    share(m->hidden, PANEL, w, &from, &to);
     multiply(&m->join, from, to, (struct product){p->joined, p->x, p->rows, m->join.inputs, m->hidden, 0});
     BARRIER
 }
@@ -237,16 +259,16 @@ void products(const struct model *m, const struct pass *p)
     {
         const struct worker w = worker(m, p);
         for (int64_t index = 0; index < m->layer_count; index++) {
-            const struct linear *layer = &m->layers[index].qkv; /* and out, gate_up, down behind it */
-            for (int which = 0; which < 4; which++) {
+            const struct linear *layer = &m->layers[index].qkv; /* and the others behind it */
+            for (int which = 0; which < 5; which++) {
                 int64_t from, to;
-                share(layer[which].outputs, UNIT, &w, &from, &to);
+                share(layer[which].outputs, PANEL, &w, &from, &to);
                 multiply(layer + which, from, to, (struct product){p->x, p->scratch, p->rows, layer[which].inputs, 0, 0});
                 BARRIER
             }
         }
         int64_t from, to;
-        share(m->head.outputs, UNIT, &w, &from, &to);
+        share(m->head.outputs, PANEL, &w, &from, &to);
         multiply(&m->head, from, to, (struct product){p->x, p->logits, p->outputs, m->hidden, m->head.outputs, 0});
     }
 }

@@ -59,16 +59,6 @@ class NativeHead(NativeStack):
             weights.stacked(net.fc),
         )
         self._embedding, self._tokens = embedding.detach().float().contiguous(), token_map.contiguous()
-        self._tables = (torch.zeros(0), torch.zeros(0))  # cosines and sines by position, [slots, head_dim]
-
-    def start(self, batch_size: int, capacity: int) -> None:
-        super().start(batch_size, capacity)
-        if len(self._tables[0]) <= capacity:
-            self._tables = super()._angles(torch.arange(capacity + 1))
-
-    def _angles(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        cosines, sines = self._tables
-        return cosines[position], sines[position]
 
     def forward(
         self, tokens: Tensor, states: Tensor, sequence: Tensor, position: Tensor, wanted: Tensor
@@ -109,15 +99,14 @@ class NativeHead(NativeStack):
         tokens, counts = limits.new_zeros(len(limits), width), torch.zeros_like(limits)
         seconds = torch.zeros(width, dtype=torch.float64)
         sequence, place, wanted = rows.clone(), position[rows], torch.arange(count)
-        cosine, sine = self._angles(place)
         states, logits = states[rows], logits[rows]  # copies: they are overwritten
         joined, x = states.new_empty(count, 2 * states.shape[1]), torch.empty_like(states)
         taps = (c_void_p * 1)(states.data_ptr())
-        shared = [each.data_ptr() for each in (sequence, place, cosine, sine)]
+        shared = [each.data_ptr() for each in (sequence, place)]
         behind = [each.data_ptr() for each in (wanted, joined, x, logits)]
         taken = c.Pass(count, count, *shared, *behind, addressof(taps), self._scratch_for(count, threads), threads)
         told = (self._tokens, limits.contiguous(), ends.contiguous(), tokens, counts, seconds)
-        held = (joined, states, self._embedding, *self._tables, *told)
+        held = (joined, states, self._embedding, *told)
         window = c.Window(*shared, *(each.data_ptr() for each in held), width, ends.shape[1], unsure)
         passes = self._library.draft(byref(self._decoder), byref(taken), byref(window))
         return tokens[:, : int(counts.max())], counts, seconds[:passes].tolist()

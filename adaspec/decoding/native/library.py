@@ -39,7 +39,7 @@ class Layer(Structure):
     """``struct layer``."""
 
     _fields_ = (
-        *((name, Linear) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, Linear) for name in ("qkv", "out", "gate", "up", "down")),
         *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm", "keys", "values")),
     )
 
@@ -53,6 +53,8 @@ class Decoder(Structure):
         ("join", Linear),
         ("head", Linear),
         *((name, c_int64) for name in ("layer_count", "hidden", "heads", "kv_heads", "head_dim", "inner", "slots")),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
         ("epsilon", c_float),
         ("scale", c_float),
     )
@@ -64,10 +66,7 @@ class Pass(Structure):
     _fields_ = (
         ("rows", c_int64),
         ("outputs", c_int64),
-        *(
-            (name, c_void_p)
-            for name in ("sequence", "position", "cosine", "sine", "wanted", "joined", "x", "logits", "taps", "scratch")
-        ),
+        *((name, c_void_p) for name in ("sequence", "position", "wanted", "joined", "x", "logits", "taps", "scratch")),
         ("threads", c_int64),
     )
 
@@ -76,8 +75,8 @@ class Window(Structure):
     """``struct window``."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("sequence", "position", "cosine", "sine", "joined", "states", "embedding")),
-        *((name, c_void_p) for name in ("cosines", "sines", "token", "limits", "ends", "tokens", "counts", "seconds")),
+        *((name, c_void_p) for name in ("sequence", "position", "joined", "states", "embedding")),
+        *((name, c_void_p) for name in ("token", "limits", "ends", "tokens", "counts", "seconds")),
         ("width", c_int64),
         ("end_count", c_int64),
         ("unsure", c_float),

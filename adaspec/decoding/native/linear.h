@@ -1,28 +1,36 @@
 /* Y = X W^T: each output one chain of multiply-adds over the inputs in a fixed order, whatever rows are beside it.
 
-   Weights are stored in panels of 2 outputs, each panel [inputs / WIDE, 2 outputs, WIDE inputs], filled up
-   with zeros (int4: in blocks, see there):
-   whatever shape of tile works on them, it reads them front to back. */
+   Weights are stored in panels of PANEL outputs, [inputs, PANEL], filled up with zeros (int4: in blocks, see there):
+   whatever shape of tile works on them, it reads them front to back, and an output has a lane of its own, so nothing is
+   summed across lanes. */
 
 #include "int4.h"
 #include "model.h"
 
-/* As many numbers as the processor multiplies at once. */
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
+/* As many numbers as the processor multiplies at once, and the rows whose sums fit into its registers. */
+#if defined(__AVX512F__)
 #define WIDE 16
 typedef float wide __attribute__((vector_size(64), aligned(4), may_alias));
+#define PAIR_ROWS 5   /* by two panels */
+#define PANEL_ROWS 10 /* by one */
+#define SHAPES(X)                                                                                                      \
+    X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(5, 1) X(6, 1) X(7, 1) X(8, 1) X(9, 1) X(10, 1)                                   \
+    X(1, 2) X(2, 2) X(3, 2) X(4, 2) X(5, 2)
 #else
 #define WIDE LANES
 typedef v8 wide;
+#define PAIR_ROWS 2
+#define PANEL_ROWS 6
+#define SHAPES(X) X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(5, 1) X(6, 1) X(1, 2) X(2, 2)
 #endif
 
-#define PANEL 2 /* outputs that are stored together */
-#define UNIT 8  /* outputs that threads share out together: whole panels, whole blocks */
-#define ROWS 48 /* rows that go through all weights together */
+#define PANEL (2 * WIDE) /* outputs that are stored together, and that threads share out together */
+#define CHUNK 256        /* inputs that are summed in one go; the sums of the chunks are added up in order */
+#define ROWS 48          /* rows that go through all weights together */
 
 INLINE int64_t bytes_of(enum kind kind) { return kind == FLOAT32 ? 4 : kind == FLOAT16 ? 2 : 1; }
 
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#if defined(__AVX512F__)
 
 INLINE wide wide_weight(enum kind kind, const void *at)
 {
@@ -33,20 +41,11 @@ INLINE wide wide_weight(enum kind kind, const void *at)
     return *(const wide *)at;
 }
 
-/* Eight or sixteen inputs. */
-INLINE wide wide_input(const float *from, int64_t left)
-{
-    return left >= WIDE ? *(const wide *)from : (wide)_mm512_zextps256_ps512((__m256)load(from));
-}
+INLINE wide wide_all(float value) { return (wide)_mm512_set1_ps(value); }
 
 INLINE wide wide_multiply_add(wide a, wide b, wide c)
 {
     return (wide)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-}
-
-INLINE float wide_sum(wide v)
-{
-    return sum((v8)_mm512_castps512_ps256((__m512)v) + (v8)_mm512_extractf32x8_ps((__m512)v, 1));
 }
 
 #else
@@ -68,20 +67,14 @@ INLINE wide wide_weight(enum kind kind, const void *at)
     return kind == FLOAT16 ? widen_half(at) : kind == INT8 ? widen_byte(at) : load(at);
 }
 
-INLINE wide wide_input(const float *from, int64_t left)
-{
-    (void)left;
-    return load(from);
-}
+INLINE wide wide_all(float value) { return all(value); }
 
 INLINE wide wide_multiply_add(wide a, wide b, wide c) { return multiply_add(a, b, c); }
 
-INLINE float wide_sum(wide v) { return sum(v); }
-
 #endif
 
-/* How many inputs of an output stand together in a panel. */
-int64_t panel_width(void) { return WIDE; }
+/* How many outputs stand together in a panel. */
+int64_t panel_width(void) { return PANEL; }
 
 struct product {
     const float *x; /* [rows, x_stride] */
@@ -97,54 +90,97 @@ INLINE void put(const struct linear *w, const struct product *p, int64_t row, in
     *y = p->add ? *y + value : value;
 }
 
-/* Up to 6 rows by the outputs of a panel: 12 sums fit into the registers. */
-INLINE void tile(const int rows, enum kind kind, const struct linear *w, int64_t first, const struct product *p, int64_t row)
+INLINE void put_wide(enum kind kind, const struct linear *w, const struct product *p, int64_t row, int64_t output, wide value)
 {
-    const int64_t width = w->inputs, padded = (width + WIDE - 1) / WIDE * WIDE, stride = p->x_stride;
-    const float *x = p->x + row * stride;
-    const char *panel = (const char *)w->weight + first * padded * bytes_of(kind);
-    wide sums[6][PANEL];
-#pragma GCC unroll 8
-    for (int m = 0; m < rows; m++)
-#pragma GCC unroll 8
-        for (int n = 0; n < PANEL; n++)
-            sums[m][n] = (wide){0};
-    for (int64_t i = 0; i < width; i += WIDE) {
-        const char *at = panel + i * PANEL * bytes_of(kind);
-        __builtin_prefetch(at + AHEAD);
-        wide weights[PANEL];
-#pragma GCC unroll 8
-        for (int n = 0; n < PANEL; n++)
-            weights[n] = wide_weight(kind, at + n * WIDE * bytes_of(kind));
-#pragma GCC unroll 8
-        for (int m = 0; m < rows; m++) {
-            wide inputs = wide_input(x + m * stride + i, width - i);
-#pragma GCC unroll 8
-            for (int n = 0; n < PANEL; n++)
-                sums[m][n] = wide_multiply_add(weights[n], inputs, sums[m][n]);
-        }
+    if (output + WIDE > w->outputs) {
+        for (int lane = 0; lane < WIDE && output + lane < w->outputs; lane++)
+            put(w, p, row, output + lane, kind == INT8 ? value[lane] * w->scale[output + lane] : value[lane]);
+        return;
     }
-    for (int m = 0; m < rows; m++)
-        for (int n = 0; n < PANEL && first + n < w->outputs; n++) {
-            float value = wide_sum(sums[m][n]);
-            put(w, p, row + m, first + n, kind == INT8 ? value * w->scale[first + n] : value);
-        }
+    wide *y = (wide *)(p->y + row * p->y_stride + output);
+    if (kind == INT8)
+        value *= *(const wide *)(w->scale + output);
+    if (w->bias)
+        value += *(const wide *)(w->bias + output);
+    if (p->add)
+        value += *y;
+    *y = value;
 }
 
-INLINE void outputs_of(enum kind kind, const struct linear *w, int64_t from, int64_t to, const struct product *p)
+/* Some rows by the outputs of one or two panels. */
+INLINE void tile(const int rows, const int panels, enum kind kind, const struct linear *w, int64_t first,
+                 const struct product *p, int64_t row)
 {
-    for (int64_t first = from; first < to; first += PANEL) {
-        int64_t row = 0;
-        for (; row + 6 <= p->rows; row += 6)
-            tile(6, kind, w, first, p, row);
-        switch (p->rows - row) {
-        case 5: tile(5, kind, w, first, p, row); break;
-        case 4: tile(4, kind, w, first, p, row); break;
-        case 3: tile(3, kind, w, first, p, row); break;
-        case 2: tile(2, kind, w, first, p, row); break;
-        case 1: tile(1, kind, w, first, p, row); break;
+    const int64_t stride = p->x_stride, step = PANEL * bytes_of(kind), size = w->inputs * step;
+    const float *x = p->x + row * stride;
+    const char *weight = (const char *)w->weight + first / PANEL * size;
+    const int parts = 2 * panels;
+    wide totals[PANEL_ROWS][4] = {{{0}}}, sums[PANEL_ROWS][4];
+    for (int64_t start = 0; start < w->inputs; start += CHUNK) {
+        const int64_t end = start + CHUNK < w->inputs ? start + CHUNK : w->inputs;
+#pragma GCC unroll 12
+        for (int m = 0; m < rows; m++)
+#pragma GCC unroll 4
+            for (int n = 0; n < parts; n++)
+                sums[m][n] = (wide){0};
+#pragma GCC unroll 4
+        for (int64_t i = start; i < end; i++) {
+            wide weights[4];
+#pragma GCC unroll 4
+            for (int n = 0; n < parts; n++) {
+                const char *at = weight + n / 2 * size + i * step;
+                if (n % 2 == 0)
+                    __builtin_prefetch(at + AHEAD);
+                weights[n] = wide_weight(kind, at + n % 2 * WIDE * bytes_of(kind));
+            }
+#pragma GCC unroll 12
+            for (int m = 0; m < rows; m++) {
+                wide input = wide_all(x[m * stride + i]);
+#pragma GCC unroll 4
+                for (int n = 0; n < parts; n++)
+                    sums[m][n] = wide_multiply_add(weights[n], input, sums[m][n]);
+            }
         }
+#pragma GCC unroll 12
+        for (int m = 0; m < rows; m++)
+#pragma GCC unroll 4
+            for (int n = 0; n < parts; n++)
+                totals[m][n] += sums[m][n];
+        __asm__ volatile("" : : "r"(totals) : "memory"); /* they stay in memory, so that the sums fit into registers */
     }
+    for (int m = 0; m < rows; m++)
+        for (int n = 0; n < parts; n++)
+            put_wide(kind, w, p, row + m, first + n * WIDE, totals[m][n]);
+}
+
+typedef void shape(const struct linear *w, int64_t first, const struct product *p, int64_t row);
+
+/* Every shape of tile is a function of its own: so the compiler finds registers for all sums, and is soon done. */
+#define DEFINE(NUMBER, PANELS)                                                                                         \
+    static __attribute__((noinline)) void tile_##NUMBER##_##PANELS(const struct linear *w, int64_t first,              \
+                                                                   const struct product *p, int64_t row)               \
+    {                                                                                                                  \
+        if (w->kind == FLOAT16)                                                                                        \
+            tile(NUMBER, PANELS, FLOAT16, w, first, p, row);                                                           \
+        else if (w->kind == INT8)                                                                                      \
+            tile(NUMBER, PANELS, INT8, w, first, p, row);                                                              \
+        else                                                                                                           \
+            tile(NUMBER, PANELS, FLOAT32, w, first, p, row);                                                           \
+    }
+SHAPES(DEFINE)
+
+#define ENTRY(NUMBER, PANELS) [PANELS][NUMBER] = tile_##NUMBER##_##PANELS,
+static shape *const TILES[3][PANEL_ROWS + 1] = {SHAPES(ENTRY)};
+
+static void outputs_of(const struct linear *w, int64_t from, int64_t to, const struct product *p)
+{
+    int64_t first = from;
+    if (p->rows <= PAIR_ROWS)
+        for (; first + PANEL < to; first += 2 * PANEL)
+            TILES[2][p->rows](w, first, p, 0);
+    for (; first < to; first += PANEL)
+        for (int64_t row = 0; row < p->rows; row += PANEL_ROWS)
+            TILES[1][p->rows - row < PANEL_ROWS ? p->rows - row : PANEL_ROWS](w, first, p, row);
 }
 
 /* Outputs from .. to of every row; `from` is a multiple of OUTPUTS. */
@@ -186,11 +222,7 @@ static void multiply(const struct linear *w, int64_t from, int64_t to, struct pr
         p.rows = left < ROWS ? left : ROWS;
         if (w->kind == INT4)
             int4_outputs(w, from, to, &p);
-        else if (w->kind == FLOAT16)
-            outputs_of(FLOAT16, w, from, to, &p);
-        else if (w->kind == INT8)
-            outputs_of(INT8, w, from, to, &p);
         else
-            outputs_of(FLOAT32, w, from, to, &p);
+            outputs_of(w, from, to, &p);
     }
 }

@@ -13,7 +13,7 @@ struct linear {
 };
 
 struct layer {
-    struct linear qkv, out, gate_up, down; /* q, k, v stacked; gate, up stacked */
+    struct linear qkv, out, gate, up, down; /* q, k, v stacked */
     const float *attention_norm, *mlp_norm; /* [hidden] */
     const float *query_norm, *key_norm;     /* [head_dim] or NULL */
     float *keys, *values;                   /* [B, kv_heads, slots, head_dim] */
@@ -24,7 +24,9 @@ struct model {
     const float *final_norm; /* [hidden] */
     struct linear join;      /* what enters the first layer, of wider rows; without a weight: the rows themselves */
     struct linear head;
-    int64_t layer_count, hidden, heads, kv_heads, head_dim, inner, slots;
+    int64_t layer_count, hidden, heads, kv_heads, head_dim, inner;
+    int64_t slots; /* a multiple of 8 */
+    const float *cosines, *sines; /* [slots, head_dim] the angles of positions */
     float epsilon, scale;
 };
 
@@ -32,7 +34,6 @@ struct pass {
     int64_t rows, outputs;      /* R; how many of them get logits */
     const int64_t *sequence;    /* [R] index into the caches' B */
     const int64_t *position;    /* [R] slot that the row writes; it attends to 0 .. position */
-    const float *cosine, *sine; /* [R, head_dim] */
     const int64_t *wanted;      /* [outputs] rows that get logits */
     const float *joined;        /* [R, join.inputs], where there is a join */
     float *x;                   /* [R, hidden]: embeddings (of a join: anything), overwritten */

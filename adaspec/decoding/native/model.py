@@ -39,11 +39,11 @@ class NativeModel(Model):
     @torch.inference_mode()
     def _forward(self, tokens: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
         batch, count = tokens.shape
-        sequence = torch.arange(batch)[:, None].expand(-1, count)
-        wanted = torch.arange(batch)[:, None] * count + rows  # [B, n]
+        sequence = torch.arange(batch)[:, None]
+        wanted = sequence * count + rows if batch > 1 else rows  # [B, n]
         logits, states = self.decoder.forward(
             tokens.clamp(max=self._embeddings - 1).reshape(-1),
-            sequence.reshape(-1),
+            sequence.expand(-1, count).reshape(-1),
             slots.clamp(max=self._capacity).reshape(-1),
             wanted.reshape(-1),
             tuple(self._seen),

@@ -45,7 +45,7 @@ class NativeStack:
         sizes: of every layer.
         norm: address of the last norm.
         head: from the last state to logits.
-        rotary: (states, positions [1, R]) -> cosines and sines [1, R, head_dim].
+        rotary: (states, positions [1, R]) -> cosines and sines [1, R, head_dim], of each position alone.
         join: from what is joined to what enters the first layer; None: that is given.
     """
 
@@ -74,10 +74,13 @@ class NativeStack:
             sizes.head_dim,
             sizes.inner,
             0,
+            None,
+            None,
             sizes.epsilon,
             sizes.scale,
         )
         self._cache = torch.zeros(0, 0, 0, 0, 0, 0)
+        self._angles = (torch.zeros(0), torch.zeros(0))  # cosines and sines by position, [slots, head_dim]
         self._scratch = torch.zeros(0)
 
     @property
@@ -97,7 +100,11 @@ class NativeStack:
 
     def start(self, batch_size: int, capacity: int) -> None:
         """Makes room for ``batch_size`` sequences of ``capacity`` tokens; what fits is kept."""
-        decoder, slots = self._decoder, capacity + 1
+        decoder, slots = self._decoder, -(-(capacity + 1) // LANES) * LANES
+        if len(self._angles[0]) < slots:
+            cosines, sines = self._rotary(self._scratch, torch.arange(slots)[None])
+            self._angles = cosines[0].float().contiguous(), sines[0].float().contiguous()
+            decoder.cosines, decoder.sines = (each.data_ptr() for each in self._angles)
         if self._cache.shape[2] != batch_size or self._cache.shape[4] < slots:
             self._cache = torch.zeros(self.depth, 2, batch_size, decoder.kv_heads, slots, decoder.head_dim)
             decoder.slots = slots
@@ -133,7 +140,6 @@ class NativeStack:
         Returns:
             float32 logits [n, outputs], and the states [R, hidden] by layer.
         """
-        cosine, sine = self._angles(position)
         if len(wanted) > len(x):  # rows may be asked for twice, and each is gathered in x
             x = functional.pad(x, (0, 0, 0, len(wanted) - len(x)))
         logits = x.new_empty(len(wanted), self.outputs)
@@ -141,17 +147,12 @@ class NativeStack:
         behind = [states[layer].data_ptr() if layer in states else None for layer in range(1, self.depth + 1)]
         pointers = (c_void_p * self.depth)(*behind)
         threads, rows = torch.get_num_threads(), len(sequence)
-        arrays = (sequence.contiguous(), position.contiguous(), cosine, sine, wanted.contiguous())
+        arrays = (sequence.contiguous(), position.contiguous(), wanted.contiguous())
         joins = None if joined is None else joined.data_ptr()
         addresses = (*(array.data_ptr() for array in arrays), joins, x.data_ptr(), logits.data_ptr())
         taken = Pass(rows, len(wanted), *addresses, addressof(pointers), self._scratch_for(rows, threads), threads)
         self._library.forward(byref(self._decoder), byref(taken))
         return logits, states
-
-    def _angles(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, head_dim] of positions [R]."""
-        cosine, sine = self._rotary(self._scratch[None], position[None])
-        return cosine[0].float().contiguous(), sine[0].float().contiguous()
 
     def _scratch_for(self, rows: int, threads: int) -> int:
         size = self._library.scratch_size(byref(self._decoder), rows, threads)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from adaspec.decoding.native.library import FLOAT16, FLOAT32, INT4, INT8, Layer, Linear, library
 
 KINDS = {"float32": FLOAT32, "fp16": FLOAT16, "int8": INT8, "int4": INT4}
-LANES, PANEL = 8, 2  # what widths are multiples of; outputs that are stored together
+LANES = 8  # what widths are multiples of
 GROUP, OUTPUTS, BLOCK_BYTES = 32, 8, 160  # of a block of int4: inputs that share a scale, outputs, size
 _DTYPES = {FLOAT32: torch.float32, FLOAT16: torch.float16, INT8: torch.int8}
 
@@ -54,8 +54,7 @@ class Weights:
             steps = (weight.float().abs().amax(1) / 127).clamp_min(1e-30)
             weight, scale = (weight.float() / steps[:, None]).round(), self.floats(steps)
         width = library().panel_width()
-        weight = F.pad(weight, (0, -inputs % width, 0, -outputs % PANEL)).to(_DTYPES[kind])
-        panels = weight.view(-1, PANEL, weight.shape[1] // width, width).transpose(1, 2)
+        panels = F.pad(weight, (0, 0, 0, -outputs % width)).to(_DTYPES[kind]).view(-1, width, inputs).transpose(1, 2)
         return Linear(self._address(panels), scale, offset, outputs, inputs, kind)
 
     def layer(self, projections: Sequence[nn.Linear], norms: Sequence[nn.Module | None]) -> Layer:
@@ -63,7 +62,7 @@ class Weights:
         queries and of keys.
         """
         query, key, value, out, gate, up, down = projections
-        linear = self.stacked(query, key, value), self.stacked(out), self.stacked(gate, up), self.stacked(down)
+        linear = self.stacked(query, key, value), *(self.stacked(each) for each in (out, gate, up, down))
         return Layer(*linear, *(None if norm is None else self.norm(norm) for norm in norms))
 
     def norm(self, norm: nn.Module) -> int:
