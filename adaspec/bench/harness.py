@@ -14,7 +14,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from adaspec.bench.chains import chains
 from adaspec.bench.common import bars, command
+from adaspec.bench.core import core
 from adaspec.bench.figures import figures, table
 from adaspec.bench.journal import Journal, Line, check_same, machine
 from adaspec.bench.launch import group, launch
@@ -27,6 +29,7 @@ from adaspec.plan import Plan
 
 WARM_UP = "Name three things that one can see from a train window, and say a few words about each of them."
 WARM_UP_TOKENS = 16
+MEASURES: dict[str, Callable[[DictConfig, Path], dict[str, Any]]] = {"core": core, "chains": chains}  # but texts
 Tell = Callable[[str], None]
 
 
@@ -155,10 +158,8 @@ def bench(
     read = questions(config)
     journal = Journal(out)
     resolved = _resolved(config, words, journal)
-    if config.measure == "core":
-        from adaspec.bench.core import core  # noqa: PLC0415 - loads every precision
-
-        summary = {"command": told, **core(config, out)}
+    if config.measure != "texts":
+        summary = {"command": told, **MEASURES[config.measure](config, out)}
         journal.write("summary.json", summary)
         print(json.dumps(summary), flush=True)
         return summary, 0
@@ -291,7 +292,8 @@ def _best(
         return {}
     known = journal.read("sweep.json")
     if known is None:
-        known = {str(plan): rate for plan, rate in best_plan(config, ask, asked, tell).items()}
+        rates = best_plan(config, ask, asked, tell, list(ask.assembly.space))
+        known = {str(plan): rate for plan, rate in rates.items()}
         journal.write("sweep.json", known)
     return {Plan.parse(text): rate for text, rate in known.items()}
 

@@ -23,6 +23,7 @@ from adaspec.plan import Plan
 
 OURS = ("plain", "best_fixed", "policy")
 THEIRS = ("hf", "hf_lookup", "hf_assisted", "hf_assisted_heuristic")
+MEASURES = ("texts", "core", "chains")
 RANDOM = "random:"  # source of tiny random weights, then their seed
 Tell = Callable[[str], None]
 
@@ -173,8 +174,8 @@ def check_methods(config: DictConfig) -> None:
     Raises:
         ValueError: no method, or counts that make no sense.
     """
-    if config.measure not in ("texts", "core"):
-        raise ValueError(f"measure is texts or core, got {config.measure!r}")
+    if config.measure not in MEASURES:
+        raise ValueError(f"measure is one of {', '.join(MEASURES)}, got {config.measure!r}")
     if not config.methods:
         raise ValueError("methods is empty: there is nothing to measure")
     if config.repeats < 1 or config.warmups < 0:
@@ -190,12 +191,14 @@ def check_methods(config: DictConfig) -> None:
                 raise ValueError(f"the method {name!r} is not known; known are {known}, plans like a/b:4") from None
 
 
-def best_plan(config: DictConfig, ask: Asking, asked: Sequence[Question], tell: Tell) -> dict[Plan, float]:
-    """The sweep, on first turns spread over the workload; see ``methods.sweep``."""
+def best_plan(
+    config: DictConfig, ask: Asking, asked: Sequence[Question], tell: Tell, plans: Sequence[Plan]
+) -> dict[Plan, float]:
+    """The sweep over ``plans``, on first turns spread over the workload; see ``methods.sweep``."""
     count = min(max(config.plans.sweep_prompts, 1), len(asked))
     spread = [asked[index * len(asked) // count] for index in range(count)]
     requests = [ask.request(question.turns[0], tokens=config.plans.sweep_tokens) for question in spread]
-    return sweep(ask.assembly, list(ask.assembly.space), requests, tell)
+    return sweep(ask.assembly, plans, requests, tell)
 
 
 def _plan(name: str, assembly: Assembly) -> Plan:

@@ -315,6 +315,27 @@ def test_the_core_is_measured_through_the_bench(tmp_path, capsys, monkeypatch):
     assert found["bandwidth_share"] is not None
 
 
+def test_chains_of_three_are_measured_beside_their_forecast(tmp_path, capsys):
+    three = ("measure=chains", "plans.max_depth=3", "plans.inner_windows=[2]", "workload.limit=3")
+    assert main(words(tmp_path, *three)) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    depths = {len(plan.split(":")[0].split("/")) for plan in found["plans"]}
+    assert depths == {1, 2, 3}
+    assert found["plans"]["target"]["speedup"] == 1.0
+    for figures in found["plans"].values():
+        assert figures["texts_equal"] is True
+        assert figures["forecast_tokens_per_second"] > 0.0
+        assert set(figures["kinds"]) == {"chat"}
+    for key, own in (("measured", "speedup"), ("forecast", "forecast_speedup")):
+        three, two = (found["plans"][found["best"][depth]][own] for depth in "32")
+        assert found["gain"][key] == pytest.approx(three / two)
+
+
+def test_a_chain_of_three_needs_two_drafters(tmp_path, capsys):
+    assert main(words(tmp_path, "measure=chains", "models.drafters=[lookup]")) == 2
+    assert "a chain of three needs two drafters" in capsys.readouterr().err
+
+
 def test_a_cold_policy_knows_nothing_of_the_prompt_before(tmp_path):
     assert main(words(tmp_path, "methods=[plain,policy]", "cold=true")) == 0
     state = json.loads((tmp_path / "controller-thompson.json").read_text())
