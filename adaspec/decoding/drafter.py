@@ -139,6 +139,11 @@ class ModelDrafter(Drafter):
         self.model.rollback(lengths)
 
     def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
+        if batch.sampler.takes_largest and bool(limits.any()):
+            drafted = self.model.draft(batch.sequence, limits, batch.stop_ids, stop)
+            if drafted is not None:
+                return Draft(*drafted, None)
+
         def step(first: Tensor, active: Tensor) -> Tensor:
             return self.model.logits(batch.sequence, first, 1, active)
 

@@ -100,6 +100,20 @@ class LanguageModel(ABC):
             rows = rows + torch.arange(count, device=first.device)
         return self._feed(sequence, query_len, rows.clamp_(0, query_len - 1), pending)
 
+    def draft(self, sequence: TokenBuffer, limits: Tensor, ends: Tensor, stop: float) -> tuple[Tensor, Tensor] | None:
+        """Appends a window of tokens of largest logit, all at once; see ``Drafter.propose``.
+
+        Args:
+            sequence: what is continued.
+            limits: tokens asked for, [B], one of them above 0.
+            ends: tokens that end a row, [B, S].
+            stop: confidence below which a row ends behind the token.
+
+        Returns:
+            tokens [B, m] and how many of them each row has [B]; None from a model that goes token by token.
+        """
+        return None
+
     def catch_up(self, sequence: TokenBuffer, stop: Tensor) -> None:
         """Feeds the positions before ``stop`` [B] that the cache lacks, in chunks, timed as catch-up."""
         none = stop.new_zeros(stop.shape[0], 0)

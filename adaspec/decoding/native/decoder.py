@@ -66,13 +66,13 @@ class NativeDecoder(NativeStack):
             weights.linear(module.lm_head.weight.detach(), kind=INT8 if precision == "int4" else None),
             base.rotary_emb,
         )
-        self._embedding = base.embed_tokens.weight.detach()
+        self.embedding = base.embed_tokens.weight.detach().float().contiguous()
 
     def forward(
         self, tokens: Tensor, sequence: Tensor, position: Tensor, wanted: Tensor, taps: Sequence[int] = ()
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
         """One pass over ``tokens`` [R]; the rest as for ``NativeStack.run``."""
-        return self.run(self._embedding[tokens].float(), sequence, position, wanted, taps)
+        return self.run(self.embedding[tokens], sequence, position, wanted, taps)
 
     def products(self, rows: int) -> None:
         """The matrix products of a pass over ``rows`` rows with logits of each, and nothing else: to be timed."""

@@ -1,4 +1,4 @@
-/* A window of greedy drafts of a feature drafter in one call, all rows of the batch at once. */
+/* A window of greedy drafts of a model or a feature drafter in one call, all rows of the batch at once. */
 
 #include "lanes.h"
 #include "model.h"
@@ -7,15 +7,15 @@
 
 struct window {
     int64_t *sequence, *position;   /* [R] the arrays of the pass, which are overwritten: rows and slots; and */
-    float *joined;                  /* embeddings with states [R, 2 hidden] */
-    const float *states;            /* [R, hidden] what the pass taps */
+    float *joined;                  /* a feature drafter's embeddings with states [R, 2 hidden], or NULL */
+    const float *states;            /* [R, hidden] what the pass taps, where there is joined */
     const float *embedding;         /* [vocabulary, hidden] */
-    const int64_t *token;           /* [head's outputs] the token of each logit */
+    const int64_t *token;           /* [head's outputs] the token of each logit, or NULL: its own number */
     const int64_t *limits;          /* [B] tokens asked for, at least 1 in the rows of the pass */
     const int64_t *ends;            /* [B, end_count] tokens that end a row */
     int64_t *tokens, *counts;       /* [B, width], [B] the draft; counts are 0 before */
     double *seconds;                /* [width - 1] of each pass */
-    int64_t width, end_count;
+    int64_t width, end_count, considered; /* logits that count, the first ones */
     float unsure;                   /* a row ends behind a token whose law has more entropy than this */
 };
 
@@ -64,17 +64,19 @@ static int goes_on(const struct window *v, int64_t row, int64_t token, const flo
    many passes it made. */
 int64_t draft(const struct model *m, struct pass *p, const struct window *v)
 {
-    const int64_t count = m->head.outputs, hidden = m->hidden;
+    const int64_t hidden = m->hidden;
+    const size_t size = sizeof(float) * (size_t)hidden;
     for (int64_t passes = 0;; passes++) {
         int64_t kept = 0;
         for (int64_t i = 0; i < p->rows; i++) {
-            const float *logits = p->logits + i * count;
-            int64_t row = v->sequence[i], best = largest(logits, count), token = v->token[best];
+            const float *logits = p->logits + i * m->head.outputs;
+            int64_t row = v->sequence[i], best = largest(logits, v->considered), token = v->token ? v->token[best] : best;
             v->tokens[row * v->width + v->counts[row]++] = token;
-            if (!goes_on(v, row, token, logits, count, logits[best]))
+            if (!goes_on(v, row, token, logits, v->considered, logits[best]))
                 continue;
-            memcpy(v->joined + kept * 2 * hidden, v->embedding + token * hidden, sizeof(float) * (size_t)hidden);
-            memcpy(v->joined + (kept * 2 + 1) * hidden, v->states + i * hidden, sizeof(float) * (size_t)hidden);
+            memcpy(v->joined ? v->joined + kept * 2 * hidden : p->x + kept * hidden, v->embedding + token * hidden, size);
+            if (v->joined)
+                memcpy(v->joined + (kept * 2 + 1) * hidden, v->states + i * hidden, size);
             v->sequence[kept] = row;
             v->position[kept++] = v->position[i] + 1;
         }

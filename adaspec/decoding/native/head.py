@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ctypes import addressof, byref, c_void_p
-
 import torch
 from torch import Tensor
 
@@ -11,7 +9,6 @@ from adaspec.decoding.confidence import largest_entropy
 from adaspec.decoding.drafter import Batch, Draft
 from adaspec.decoding.feature import FeatureReader
 from adaspec.decoding.feature_net import FeatureNet, FeatureShape
-from adaspec.decoding.native import library as c
 from adaspec.decoding.native.stack import NativeStack, Sizes
 from adaspec.decoding.native.weights import KINDS, Weights
 from adaspec.outcome import Pass
@@ -58,7 +55,7 @@ class NativeHead(NativeStack):
             net.rotary,
             weights.stacked(net.fc),
         )
-        self._embedding, self._tokens = embedding.detach().float().contiguous(), token_map.contiguous()
+        self.embedding, self.token_map = embedding.detach().float().contiguous(), token_map.contiguous()
 
     def forward(
         self, tokens: Tensor, states: Tensor, sequence: Tensor, position: Tensor, wanted: Tensor
@@ -68,48 +65,9 @@ class NativeHead(NativeStack):
         Returns:
             logits [n, D], and the states to go on from [R, hidden].
         """
-        joined = torch.cat((self._embedding[tokens], states), -1)
+        joined = torch.cat((self.embedding[tokens], states), -1)
         logits, taps = self.run(torch.empty_like(states), sequence, position, wanted, (1,), joined)
         return logits, taps[1]
-
-    def draft(
-        self,
-        states: Tensor,
-        logits: Tensor,
-        position: Tensor,
-        limits: Tensor,
-        ends: Tensor,
-        unsure: float,
-    ) -> tuple[Tensor, Tensor, list[float]]:
-        """Drafts greedily on from a pass over the last entry of every row of a batch.
-
-        Args:
-            states: of that pass, [B, hidden].
-            logits: of it, [B, D].
-            position: the slots that it wrote, [B].
-            limits: tokens to draft, [B].
-            ends: tokens that end a row, [B, S].
-            unsure: entropy of a law above which its row ends behind the token.
-
-        Returns:
-            tokens [B, m], how many of them each row has [B], and the seconds of each pass.
-        """
-        rows, width, threads = limits.nonzero()[:, 0], int(limits.max()), torch.get_num_threads()
-        count = len(rows)
-        tokens, counts = limits.new_zeros(len(limits), width), torch.zeros_like(limits)
-        seconds = torch.zeros(width, dtype=torch.float64)
-        sequence, place, wanted = rows.clone(), position[rows], torch.arange(count)
-        states, logits = states[rows], logits[rows]  # copies: they are overwritten
-        joined, x = states.new_empty(count, 2 * states.shape[1]), torch.empty_like(states)
-        taps = (c_void_p * 1)(states.data_ptr())
-        shared = [each.data_ptr() for each in (sequence, place)]
-        behind = [each.data_ptr() for each in (wanted, joined, x, logits)]
-        taken = c.Pass(count, count, *shared, *behind, addressof(taps), self._scratch_for(count, threads), threads)
-        told = (self._tokens, limits.contiguous(), ends.contiguous(), tokens, counts, seconds)
-        held = (joined, states, self._embedding, *told)
-        window = c.Window(*shared, *(each.data_ptr() for each in held), width, ends.shape[1], unsure)
-        passes = self._library.draft(byref(self._decoder), byref(taken), byref(window))
-        return tokens[:, : int(counts.max())], counts, seconds[:passes].tolist()
 
 
 class NativeFeatureDrafter(FeatureReader):
@@ -142,7 +100,8 @@ class NativeFeatureDrafter(FeatureReader):
         at, context = batch.sequence.lengths - 2, int(batch.sequence.lengths.max())
         asked = torch.where(able, limits, 0)
         unsure = largest_entropy(stop)
-        tokens, counts, seconds = self.head.draft(states[:, 0], logits[:, 0], at, asked, batch.stop_ids, unsure)
+        window = (logits[:, 0], at, asked, batch.stop_ids, unsure)
+        tokens, counts, seconds = self.head.draft(*window, states=states[:, 0], token_map=self.head.token_map)
         for step, each in enumerate(seconds):
             self.clock.add(Pass(self.name, 1, len(limits), context + step, each))
         batch.sequence.append(tokens, counts)

@@ -79,6 +79,7 @@ class Window(Structure):
         *((name, c_void_p) for name in ("token", "limits", "ends", "tokens", "counts", "seconds")),
         ("width", c_int64),
         ("end_count", c_int64),
+        ("considered", c_int64),
         ("unsure", c_float),
     )
 

@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adaspec.decoding.cache import TokenBuffer
+from adaspec.decoding.confidence import largest_entropy
 from adaspec.decoding.model import Model, fit
 from adaspec.decoding.native.decoder import NativeDecoder, obstacle
+from adaspec.outcome import Pass
 
 
 class NativeModel(Model):
@@ -51,6 +54,20 @@ class NativeModel(Model):
         for layer, state in states.items():
             self._seen[layer] = state.view(batch, count, -1)
         return fit(logits.view(*rows.shape, logits.shape[-1]), self.vocab_size)
+
+    @torch.inference_mode()
+    def draft(self, sequence: TokenBuffer, limits: Tensor, ends: Tensor, stop: float) -> tuple[Tensor, Tensor] | None:
+        """Drafts in C, but for the first token; token by token where features are kept of every position."""
+        if self._features or self._embeddings < min(self.vocab_size, self.decoder.outputs):
+            return None
+        last, active = sequence.lengths - 1, limits > 0
+        logits = self.logits(sequence, last, 1, active)[:, 0, : self.decoder.outputs]
+        tokens, counts, seconds = self.decoder.draft(logits, last, limits, ends, largest_entropy(stop))
+        for step, each in enumerate(seconds, 1):
+            self.clock.add(Pass(self.name, 1, len(limits), self._context + step, each))
+        sequence.append(tokens, counts)
+        self.lengths = torch.where(active, sequence.lengths - 1, self.lengths)  # the last one is not fed
+        return tokens, counts
 
     def _watch(self, layers: tuple[int, ...]) -> None:
         self._check_layers(layers)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from adaspec.decoding.native.library import Decoder, Layer, Linear, Pass, library
+from adaspec.decoding.native.library import Decoder, Layer, Linear, Pass, Window, library
 from adaspec.decoding.native.weights import LANES, Weights
 
 
@@ -39,6 +39,9 @@ class Sizes:
 class NativeStack:
     """Layers, what joins their inputs and what reads their outputs, and a cache; computes passes on the CPU.
 
+    Attributes:
+        embedding: of the tokens that are drafted, contiguous float32 [V, hidden]; set by subclasses.
+
     Args:
         weights: keeps what the structures point to.
         layers: at least one.
@@ -48,6 +51,8 @@ class NativeStack:
         rotary: (states, positions [1, R]) -> cosines and sines [1, R, head_dim], of each position alone.
         join: from what is joined to what enters the first layer; None: that is given.
     """
+
+    embedding: Tensor
 
     def __init__(
         self,
@@ -154,8 +159,58 @@ class NativeStack:
         self._library.forward(byref(self._decoder), byref(taken))
         return logits, states
 
+    def draft(
+        self,
+        logits: Tensor,
+        position: Tensor,
+        limits: Tensor,
+        ends: Tensor,
+        unsure: float,
+        *,
+        states: Tensor | None = None,
+        token_map: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, list[float]]:
+        """Drafts greedily on from a pass over the last entry of every row of a batch.
+
+        Args:
+            logits: of that pass, [B, D]: as many of the outputs as count.
+            position: the slots that it wrote, [B].
+            limits: tokens to draft, [B], one of them above 0.
+            ends: tokens that end a row, [B, S].
+            unsure: entropy of a law above which its row ends behind the token.
+            states: of that pass, [B, hidden], where they are joined with what comes next.
+            token_map: the token of each output, [outputs]; None: its number.
+
+        Returns:
+            tokens [B, m], how many of them each row has [B], and the seconds of each pass.
+        """
+        rows, width, threads = limits.nonzero()[:, 0], int(limits.max()), torch.get_num_threads()
+        count, hidden = len(rows), self._decoder.hidden
+        tokens, counts = limits.new_zeros(len(limits), width), torch.zeros_like(limits)
+        seconds = torch.zeros(width, dtype=torch.float64)
+        sequence, place, wanted = rows.clone(), position[rows], torch.arange(count)  # copies: they are overwritten
+        found = torch.empty(count, self.outputs)
+        found[:, : logits.shape[1]] = logits[rows]
+        x, joined = torch.empty(count, hidden), torch.empty(count, 2 * hidden)
+        behind = torch.empty(0) if states is None else states[rows]
+        taps = (c_void_p * self.depth)(*[None] * (self.depth - 1), _address(behind))
+        shared = (sequence.data_ptr(), place.data_ptr())
+        pair = None if states is None else joined.data_ptr()
+        passing = (wanted.data_ptr(), pair, x.data_ptr(), found.data_ptr(), addressof(taps))
+        taken = Pass(count, count, *shared, *passing, self._scratch_for(count, threads), threads)
+        limits, ends = limits.contiguous(), ends.contiguous()
+        told = (behind, self.embedding, token_map, limits, ends, tokens, counts, seconds)
+        window = Window(*shared, pair, *map(_address, told), width, ends.shape[1], logits.shape[1], unsure)
+        passes = self._library.draft(byref(self._decoder), byref(taken), byref(window))
+        return tokens[:, : int(counts.max())], counts, seconds[:passes].tolist()
+
     def _scratch_for(self, rows: int, threads: int) -> int:
         size = self._library.scratch_size(byref(self._decoder), rows, threads)
         if self._scratch.numel() < size:
             self._scratch = torch.zeros(size)
         return self._scratch.data_ptr()
+
+
+def _address(values: Tensor | None) -> int | None:
+    """Where the numbers are; None where there are none."""
+    return values.data_ptr() if values is not None and values.numel() else None
