@@ -2,7 +2,7 @@
 
 adaspec bench experiment=core
 adaspec bench experiment=core sampling=t0.7
-adaspec bench experiment=core models=qwen_coder models.target=T.gguf models.draft=D.gguf workload.raw=true
+adaspec bench experiment=core_qwen_coder workload.read.path=humaneval.jsonl models.target=T.gguf models.draft=D.gguf
 
 Prints what it measures while it goes and returns one JSON-able object: what a pass over k tokens costs against a
 pass over one, per precision (``pass_ratio``), the share of a plain step outside the matrix products, the share of the
@@ -66,7 +66,7 @@ def core(config: DictConfig, out: Path) -> dict[str, Any]:
     result |= _plain_step(target)
     ask = asking(config, assembly)
     requests = [(question.kind, ask.request(question.turns[0])) for question in fitting(config, ask, questions(config))]
-    return result | _texts(assembly, own, source, requests, config.core.window)
+    return result | _texts(assembly, own, source, requests, config.core)
 
 
 def _show(result: Mapping[str, Any]) -> None:
@@ -104,11 +104,11 @@ def _plain_step(target: Model) -> dict[str, Any]:
 
 
 def _texts(
-    assembly: Assembly, own: Setup, source: Path, requests: Sequence[tuple[str, Request]], window: int
+    assembly: Assembly, own: Setup, source: Path, requests: Sequence[tuple[str, Request]], config: DictConfig
 ) -> dict[str, Any]:
     """Tokens/s of every method, medians over the prompts, and the ratios of ours to theirs."""
-    ours = _ours(assembly, window)
-    methods = [*ours, *_theirs(own, source, window)]
+    ours = _ours(assembly, config.window)
+    methods = [*ours, *_theirs(own, source, config)]
     found: dict[str, list[Answer]] = defaultdict(list)
     for method in methods:
         method.answer(Request(requests[0][1].prompt, 4))  # a warm-up
@@ -127,7 +127,7 @@ def _texts(
         **ratios,
         "vs_plain": _vs_plain(found, [kind for kind, _ in requests], names),
         "texts_equal": all(each == texts[0] for each in texts) if greedy else None,
-        "round_anatomy": _round_anatomy(assembly, names, window, requests[:3]),
+        "round_anatomy": _round_anatomy(assembly, names, config.window, requests[:3]),
         "controller_share": _controller_share(assembly, requests[:3]),
     }
 
@@ -188,20 +188,20 @@ def _ours(assembly: Assembly, window: int) -> list[Stateless]:
     return methods
 
 
-def _theirs(own: Setup, source: Path, window: int) -> list[Stateless]:
-    """`transformers` on the same weights in float32 and bf16: eager, static cache, assisted, prompt lookup."""
+def _theirs(own: Setup, source: Path, config: DictConfig) -> list[Stateless]:
+    """`transformers` on the same weights, per type of weights: eager, static cache, assisted, prompt lookup."""
     models = [resolve(spec.source, offline=True) for spec in own.drafters if spec.kind == "model"]
     methods = []
-    for dtype in ("float32", "bfloat16"):
+    for dtype in config.dtypes:
         model = load(source, dtype)
         methods += [
             generating(f"hf generate {dtype}", model),
             generating(f"hf generate static {dtype}", model, cache_implementation="static", disable_compile=True),
-            generating(f"hf lookup {dtype}", model, prompt_lookup_num_tokens=window),
+            generating(f"hf lookup {dtype}", model, prompt_lookup_num_tokens=config.window),
         ]
         for folder in models[:1]:
             assistant, name = load(folder, dtype), f"hf assisted {dtype}"
-            methods.append(generating(name, model, assistant_model=assistant, schedule=constant(window)))
+            methods.append(generating(name, model, assistant_model=assistant, schedule=constant(config.window)))
     gc.collect()
     return methods
 

@@ -132,10 +132,13 @@ class RecordConfig:
 
 @dataclass
 class CoreConfig:
-    """For ``measure=core``: the window of the pair and the lookup, and the precisions whose passes are timed."""
+    """For ``measure=core``: the window of the pair and the lookup, the precisions whose passes are timed, and the types
+    of the weights of `transformers`, of which the fastest counts.
+    """
 
     window: int = 4
     precisions: list[str] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
 
 
 @dataclass
