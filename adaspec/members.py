@@ -27,6 +27,7 @@ from adaspec.decoding.model import (
     tokenizer_overlap,
 )
 from adaspec.decoding.store import resolve
+from adaspec.faults import words
 from adaspec.setup import DrafterSpec, Setup
 
 Progress = Callable[[str, float | None], None]
@@ -149,7 +150,7 @@ def _own(spec: DrafterSpec, tokenizer: Any) -> Drafter:
     try:
         drafter = getattr(importlib.import_module(module), name)(spec.name, tokenizer)
     except (ImportError, AttributeError, TypeError) as error:
-        raise ValueError(f"the drafter {spec.source} cannot be made: {error}") from None
+        raise ValueError(f"the drafter {spec.source} cannot be made: {words(error)}") from None
     finally:
         sys.path.remove(folder)
     if not isinstance(drafter, Drafter):

@@ -22,6 +22,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client import Counter as Metric
 
+from adaspec.faults import PLACES, told
 from adaspec.guard import Note
 from adaspec.outcome import Decision, EdgeOutcome, RoundOutcome, described
 from adaspec.plan import Context, Plan
@@ -355,7 +356,14 @@ class Tracing:
         return end
 
 
-class JsonLines(logging.Formatter):
+class Lines(logging.Formatter):
+    """A log record as text. Of an error that goes with it only type and places are told, see ``adaspec.faults``."""
+
+    def formatException(self, ei: Any) -> str:
+        return told(ei[1], PLACES) if ei[1] else ""
+
+
+class JsonLines(Lines):
     """A log record as one JSON object; what ``extra={"fields": {...}}`` holds becomes its members."""
 
     def format(self, record: logging.LogRecord) -> str:

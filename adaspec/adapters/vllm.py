@@ -22,6 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from adaspec.adapters.windows import HOLD, round_outcome, window_controller, window_of
 from adaspec.controller import Controller
+from adaspec.faults import log_failure
 from adaspec.outcome import Decision
 from adaspec.plan import Context
 from adaspec.state import Store, open_store, restore
@@ -138,8 +139,8 @@ class Steering:
             return
         try:
             self._store.save(self.controller.state_dict())
-        except OSError:
-            _LOG.exception("adaspec cannot save its state")
+        except OSError as error:
+            log_failure(_LOG, "adaspec cannot save its state", error)
 
     def _tells(self, step: _Step) -> bool:
         same = step.drafting is not None and step.verified is not None and step.drafting.plan == step.verified.plan

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from adaspec.bench.speeds import Told, mean_speed, speed_ratios, speeds
+
 Line = Mapping[str, Any]
 PLAIN = "plain"
 COLUMNS = {
@@ -40,16 +42,12 @@ def _turn(line: Line) -> tuple[str, int, int]:
 
 
 def _figures(own: Sequence[Line], prompts: Sequence[Line], texts: Mapping[tuple[str, int, int], str]) -> dict[str, Any]:
-    rates, plain = _rates(own), _rates([line for line in prompts if line["method"] == PLAIN])
-    ratios = []
-    for repeat, speeds in rates.items():
-        both = [prompt for prompt in speeds if prompt in plain.get(repeat, {})]
-        if both:
-            ratios.append(fmean(speeds[prompt] for prompt in both) / fmean(plain[repeat][prompt] for prompt in both))
+    rates = speeds(map(_told, own))
+    ratios = speed_ratios(rates, speeds(_told(line) for line in prompts if line["method"] == PLAIN))
     rounds = sum(line["rounds"] for line in own)
     same = [line["digest"] == texts[_turn(line)] for line in own if _turn(line) in texts]
     found = {
-        "tokens_per_second": fmean(fmean(speeds.values()) for speeds in rates.values()),
+        "tokens_per_second": mean_speed(rates),
         "mean_accepted_length": sum(line["tokens"] for line in own) / rounds if rounds else None,
         "speedup": fmean(ratios) if ratios else None,
         "speedup_spread": [min(ratios), max(ratios)] if ratios else None,
@@ -62,16 +60,8 @@ def _figures(own: Sequence[Line], prompts: Sequence[Line], texts: Mapping[tuple[
     return found | ({"latency_seconds": fmean(waited)} if waited else {})
 
 
-def _rates(own: Sequence[Line]) -> dict[int, dict[str, float]]:
-    """Tokens/s of every question over its turns, per repetition."""
-    sums: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0]))
-    for line in own:
-        both = sums[line["repeat"]][line["prompt"]]
-        both[0] += line["tokens"]
-        both[1] += line["seconds"]
-    return {
-        repeat: {prompt: tokens / seconds for prompt, (tokens, seconds) in of.items()} for repeat, of in sums.items()
-    }
+def _told(line: Line) -> Told:
+    return line["repeat"], line["prompt"], line["tokens"], line["seconds"]
 
 
 def _latencies(own: Sequence[Line]) -> list[float]:

@@ -13,13 +13,11 @@ formulation without that flaw, and folding the heads of a group into the rows ma
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
+
+from adaspec.decoding import attention_interface
 
 NAME = "adaspec_rows"
 _ROWS = 4
@@ -82,43 +80,9 @@ def _mix(law: Tensor, value: Tensor) -> Tensor:
 
 def register() -> str:
     """Makes ``attention`` known to transformers and returns the name for ``attn_implementation``; may be repeated."""
-    AttentionInterface.register(NAME, _forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    return NAME
+    return attention_interface.register(NAME, _by_head)
 
 
-def _forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    is_causal: bool | None = None,
-    **kwargs: Any,  # transformers hands every attention function what any of them may want
-) -> tuple[Tensor, None]:
-    """The signature that transformers calls; returns [B, q, H, Dv].
-
-    Raises:
-        ValueError: dropout while training, or a position bias or sinks, which this formulation lacks.
-    """
-    for unknown in ("position_bias", "s_aux"):
-        if kwargs.get(unknown) is not None:
-            raise ValueError(f"attention {NAME!r} has no {unknown}; use another attn_implementation")
-    if dropout and module.training:
-        raise ValueError(f"attention {NAME!r} is for inference, got dropout {dropout}")
-    if attention_mask is None:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        attention_mask = full_mask(query, key, causal)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    mixed = attention(query, key, value, attention_mask[..., : key.shape[2]], scale, softcap)
-    return mixed.view(*mixed.shape[:2], query.shape[1], -1), None
-
-
-def full_mask(query: Tensor, key: Tensor, causal: bool) -> Tensor:
-    """The mask of a whole sequence, [1, 1, q, K]: the queries [B, H, q, D] are the last of the keys' positions."""
-    count, slots = query.shape[2], key.shape[2]
-    mask = torch.ones(1, 1, count, slots, dtype=torch.bool, device=query.device)
-    return mask.tril(slots - count) if causal else mask
+def _by_head(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+    mixed = attention(query, key, value, mask, scale, softcap)
+    return mixed.view(*mixed.shape[:2], query.shape[1], -1)

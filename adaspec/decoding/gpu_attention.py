@@ -6,14 +6,10 @@ a long cache moves more bytes than the weights have. Not yet run on a device.
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
-from adaspec.decoding.attention import full_mask
+from adaspec.decoding import attention_interface
 
 NAME = "adaspec_grouped"
 
@@ -41,32 +37,10 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: fl
 
 def register() -> str:
     """Makes ``attention`` known to transformers and returns the name for ``attn_implementation``; may be repeated."""
-    AttentionInterface.register(NAME, _forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    return NAME
+    return attention_interface.register(NAME, _uncapped)
 
 
-def _forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **kwargs: Any,  # transformers hands every attention function what any of them may want
-) -> tuple[Tensor, None]:
-    """The signature that transformers calls; returns [B, q, H, Dv].
-
-    Raises:
-        ValueError: a soft cap, position bias or sinks, which this formulation lacks.
-    """
-    for unknown in ("softcap", "position_bias", "s_aux"):
-        if kwargs.get(unknown) is not None:
-            raise ValueError(f"attention {NAME!r} has no {unknown}; use another attn_implementation")
-    if attention_mask is None:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        attention_mask = full_mask(query, key, causal)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attention(query, key, value, attention_mask[..., : key.shape[2]], scale), None
+def _uncapped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+    if softcap is not None:
+        raise ValueError(f"attention {NAME!r} has no softcap; use another attn_implementation")
+    return attention(query, key, value, mask, scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,10 +11,16 @@ from torch import Tensor
 
 from adaspec.decoding.drafter import Batch, Draft, Drafter
 from adaspec.decoding.language_model import LanguageModel
+from adaspec.faults import told, words
 
+logger = logging.getLogger("adaspec.decoding")
 T = TypeVar("T")
 Report = Callable[[str, str], None]
-"""(drafter, reason): told of every failure."""
+"""(drafter, reason): told of every failure; no word of a foreign error is in a reason, see ``adaspec.faults``."""
+
+
+class NoDraft(ValueError):
+    """A proposal that is no draft, in words of ours."""
 
 
 class Shield:
@@ -44,7 +51,7 @@ class Shield:
             member.start(batch_size, capacity)
         except Exception as error:
             self._out.add(name)
-            self._report(name, told(error))
+            self._failed(name, error)
 
     def attempt(self, name: str, action: Callable[[], T]) -> T | None:
         """What a drafter does, or None when it failed."""
@@ -53,26 +60,30 @@ class Shield:
         try:
             return action()
         except Exception as error:
-            self._report(name, told(error))
+            self._failed(name, error)
             return None
+
+    def _failed(self, name: str, error: Exception) -> None:
+        logger.debug("%s failed: %s", name, words(error))
+        self._report(name, words(error) if isinstance(error, NoDraft) else told(error))
 
     def check(self, draft: Draft, limits: Tensor) -> None:
         """Tells whether a draft is one.
 
         Raises:
-            ValueError: another shape than its tokens have, more tokens than asked for, tokens outside the vocabulary,
+            NoDraft: another shape than its tokens have, more tokens than asked for, tokens outside the vocabulary,
                 or laws that are none.
         """
         tokens, counts, law = draft.tokens, draft.counts, draft.law
         if counts.shape != limits.shape or tokens.dim() != 2 or tokens.shape[0] != limits.shape[0]:
-            raise ValueError(f"a draft of shape {tuple(tokens.shape)} for {limits.shape[0]} rows")
+            raise NoDraft(f"a draft of shape {tuple(tokens.shape)} for {limits.shape[0]} rows")
         if bool(((counts < 0) | (counts > limits) | (counts > tokens.shape[1])).any()):
-            raise ValueError(f"a draft of {counts.tolist()} tokens where {limits.tolist()} were asked for")
+            raise NoDraft(f"a draft of {counts.tolist()} tokens where {limits.tolist()} were asked for")
         drafted = torch.arange(tokens.shape[1], device=tokens.device) < counts[:, None]  # [B, m]
         if bool((drafted & ((tokens < 0) | (tokens >= self._vocab_size))).any()):
-            raise ValueError(f"a drafted token outside the vocabulary of {self._vocab_size}")
+            raise NoDraft(f"a drafted token outside the vocabulary of {self._vocab_size}")
         if law is not None and not bool(((law.sum(-1) - 1.0).abs() < 1e-2).masked_fill(~drafted, True).all()):
-            raise ValueError("a drafted token's law does not sum to 1")
+            raise NoDraft("a drafted token's law does not sum to 1")
 
 
 class _Shielded(Drafter):
@@ -107,8 +118,3 @@ class _Shielded(Drafter):
 
     def rollback(self, lengths: Tensor) -> None:
         self._shield.attempt(self._name, lambda: self.inner.rollback(lengths))
-
-
-def told(error: Exception) -> str:
-    """An error in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

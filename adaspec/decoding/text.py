@@ -36,6 +36,52 @@ def token_bytes(tokenizer: Spells, token: int) -> list[int] | None:
     return [_BYTES[sign] for sign in written] if all(sign in _BYTES for sign in written) else None
 
 
+class Offsets:
+    """Where the tokens of one row stand in its text, special tokens left out: in characters, one token at a time.
+
+    A token that begins within a character stands where that character does. Told before later tokens are known: of
+    bytes that are no text at all, one that could go on with a character is taken to do so.
+    """
+
+    def __init__(self, tokenizer: Spells) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []  # those of the last settled text, as a context, and those after it
+        self._context = 0  # of them
+        self._known = 0  # characters of the context
+        self._settled = 0  # characters of the text up to there
+        self._tail = ""  # behind it
+        self._open = 0  # where a character in the tail is not whole yet
+
+    def place(self, token: int) -> int:
+        """The offset of the next token."""
+        self._ids.append(token)
+        after = self._decode()[self._known :]
+        offset = self._open if self._goes_on(token) else _alike(self._tail, after)
+        found = self._settled + offset
+        self._tail, self._open = after, offset + len(after[offset:].rstrip("\ufffd"))
+        if after and not after.endswith("\ufffd"):
+            self._settle()
+        return found
+
+    def _goes_on(self, token: int) -> bool:
+        """Whether the token's first byte goes on with the character that the text broke off in."""
+        spelt = token_bytes(self._tokenizer, token) if self._tail.endswith("\ufffd") else None
+        return any(0x80 <= byte < 0xC0 for byte in (spelt or ())[:1])
+
+    def _settle(self) -> None:
+        self._settled += len(self._tail)
+        self._ids = self._ids[self._context :]
+        self._context, self._known, self._tail = len(self._ids), len(self._decode()), ""
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._ids, skip_special_tokens=True)
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+
+
 class TextStream:
     """The text of one row. Pieces handed out join to the decoded text, cut before the first stop string.
 

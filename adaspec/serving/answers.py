@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from adaspec.decoding.chain import Score
-from adaspec.decoding.text import Spells, token_bytes
+from adaspec.decoding.text import Offsets, Spells, token_bytes
 from adaspec.serving.engine import Finished, Piece, Usage
 from adaspec.serving.errors import ApiError
 from adaspec.serving.exchange import Exchange
@@ -32,12 +32,16 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A token as text and as bytes (None: unknown) with its log-probability, and the likeliest there, best first."""
+    """A token as text and as bytes (None: unknown) with its log-probability, and the likeliest there, best first.
+
+    ``offset``: where it stands in the text of its choice; tokens of a stop string stand at its end or behind.
+    """
 
     text: str
     bytes: list[int] | None
     logprob: float
     top: tuple[Scored, ...] = ()
+    offset: int = 0
 
     def told(self) -> dict[str, Any]:
         """As chats tell it."""
@@ -49,7 +53,7 @@ class Form(Protocol):
 
     def choice(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]: ...
     def delta(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]: ...
-    def logprobs(self, tokens: Sequence[Scored], offset: int) -> dict[str, Any]: ...
+    def logprobs(self, tokens: Sequence[Scored]) -> dict[str, Any]: ...
     def opening(self, index: int) -> dict[str, Any] | None: ...
 
     @property
@@ -69,18 +73,14 @@ class CompletionForm:
 
     delta = choice
 
-    def logprobs(self, tokens: Sequence[Scored], offset: int) -> dict[str, Any]:
-        """The first token stands at ``offset`` characters of the text. Of tokens with one text the likelier is told."""
-        offsets = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(token.text)
+    def logprobs(self, tokens: Sequence[Scored]) -> dict[str, Any]:
+        """Of tokens with one text the likelier is told."""
         tops = [{other.text: other.logprob for other in reversed(token.top)} for token in tokens]
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": tops if any(tops) else None,
-            "text_offset": offsets,
+            "text_offset": [token.offset for token in tokens],
         }
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -103,7 +103,7 @@ class ChatForm:
         delta = {"content": text} if text else {}
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
-    def logprobs(self, tokens: Sequence[Scored], offset: int) -> dict[str, Any]:
+    def logprobs(self, tokens: Sequence[Scored]) -> dict[str, Any]:
         """Token by token."""
         content = [{**token.told(), "top_logprobs": [other.told() for other in token.top]} for token in tokens]
         return {"content": content, "refusal": None}
@@ -117,10 +117,10 @@ class ChatForm:
 class _Choice:
     """What is known of one choice so far."""
 
+    offsets: Offsets
     text: str = ""
     scored: list[Scored] = field(default_factory=list)
     reason: str | None = None
-    offset: int = 0
 
 
 class Answer:
@@ -143,7 +143,7 @@ class Answer:
         log: Callable[[Usage | None], None] = lambda usage: None,
     ) -> None:
         self._head, self._form, self._exchange, self._tokenizer, self._log = head, form, exchange, tokenizer, log
-        self._choices = [_Choice() for _ in exchange.jobs]
+        self._choices = [_Choice(Offsets(tokenizer)) for _ in exchange.jobs]
         self._usages: list[Usage] = []
 
     async def whole(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class Answer:
             self._log(self._total())
         choices = [
             self._form.choice(
-                index, each.text, None if self._head.top is None else self._form.logprobs(each.scored, 0), each.reason
+                index, each.text, None if self._head.top is None else self._form.logprobs(each.scored), each.reason
             )
             for index, each in enumerate(self._choices)
         ]
@@ -191,8 +191,7 @@ class Answer:
         choice = self._choices[index]
         choice.scored = []
         text = self._take(choice, event)
-        scores = self._form.logprobs(choice.scored, choice.offset) if choice.scored else None
-        choice.offset += sum(len(token.text) for token in choice.scored)
+        scores = self._form.logprobs(choice.scored) if choice.scored else None
         return self._form.delta(index, text, scores, choice.reason) if text or scores or choice.reason else None
 
     def _take(self, choice: _Choice, event: Piece | Finished) -> str:
@@ -202,12 +201,13 @@ class Answer:
             self._usages.append(event.usage)
             return ""
         choice.text += event.text
-        choice.scored += map(self._scored, event.tokens, event.scores)
+        for token, score in zip(event.tokens, event.scores):
+            choice.scored.append(self._scored(token, score, choice.offsets.place(token)))
         return event.text
 
-    def _scored(self, token: int, score: Score) -> Scored:
+    def _scored(self, token: int, score: Score, offset: int) -> Scored:
         top = tuple(self._spelt(other, value) for other, value in score.top[: self._head.top])
-        return replace(self._spelt(token, score.logprob), top=top)
+        return replace(self._spelt(token, score.logprob), top=top, offset=offset)
 
     def _spelt(self, token: int, logprob: float) -> Scored:
         text = self._tokenizer.decode([token], skip_special_tokens=False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from adaspec.decoding.chain import Score
 from adaspec.decoding.generate import Generator, Request, Step, finish_reason
+from adaspec.faults import log_failure
 from adaspec.guard import Guard
 from adaspec.outcome import Decision, RoundOutcome
 from adaspec.plan import Context, Override
@@ -209,8 +210,8 @@ class Engine:
         while jobs := self._take():
             try:
                 self._decode(jobs)
-            except Exception:
-                logger.exception("a batch of %d requests failed", len(jobs))
+            except Exception as error:
+                log_failure(logger, f"a batch of {len(jobs)} requests failed", error)
                 for job in jobs:
                     job.end(Failed(500, "decoding failed; the server's log tells why"))
             with self._changed:
@@ -218,8 +219,8 @@ class Engine:
             self._telemetry.load(*self.load())
             try:
                 self._idle()
-            except Exception:
-                logger.exception("what is done between batches failed")
+            except Exception as error:
+                log_failure(logger, "what is done between batches failed", error)
 
     def _take(self) -> list[Job]:
         """The next batch, as soon as there is one; [] once the engine is closed and nothing waits."""

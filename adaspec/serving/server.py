@@ -14,7 +14,7 @@ import uvicorn
 from adaspec.serving.app import build
 from adaspec.serving.gate import LOOPBACK
 from adaspec.serving.service import Service
-from adaspec.telemetry import JsonLines
+from adaspec.telemetry import JsonLines, Lines
 
 TOKEN_VARIABLE = "ADASPEC_API_KEY"
 
@@ -79,7 +79,7 @@ def read_token(variable: str | None, file: Path | None) -> str | None:
 def log_to_stderr(*, machine: bool, level: int = logging.INFO) -> None:
     """Writes the log of this process to standard error; ``machine``: one JSON object a line."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if machine else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(JsonLines() if machine else Lines("%(asctime)s %(levelname)s %(message)s"))
     for name in ("adaspec", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.addHandler(handler)

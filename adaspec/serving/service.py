@@ -11,6 +11,7 @@ from typing import Any
 
 from adaspec.assemble import Assembly
 from adaspec.decoding.generate import Request
+from adaspec.faults import log_failure, told, words
 from adaspec.guard import Guard, Rules
 from adaspec.serving.engine import Engine, Limits, Usage
 from adaspec.serving.errors import ApiError
@@ -106,8 +107,8 @@ class Service:
             return
         try:
             self._store.save(self.assembly.controller.state_dict())
-        except (OSError, ValueError):
-            logger.exception("the state could not be saved")
+        except (OSError, ValueError) as error:
+            log_failure(logger, "the state could not be saved", error)
 
     def _between(self) -> None:
         if self._store and time.monotonic() - self._saved > self.settings.save_every:
@@ -132,7 +133,10 @@ class Service:
         try:
             text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # a template is a program, and may raise what it likes
-            raise ApiError(400, f"the chat template refuses this: {error}", param="messages") from None
+            own = type(error).__module__.startswith("jinja2")  # what the template itself says to whoever asks
+            raise ApiError(
+                400, f"the chat template refuses this: {words(error) if own else told(error)}", param="messages"
+            ) from None
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _ids(self, prompt: str | list[int]) -> tuple[int, ...]:

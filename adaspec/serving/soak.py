@@ -27,6 +27,7 @@ from adaspec.assemble import Assembly, DrafterSpec, Setup, assemble
 from adaspec.decoding.generate import Request
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import GREEDY
+from adaspec.faults import told
 from adaspec.guard import Note, Rules
 from adaspec.outcome import Decision, RoundOutcome
 from adaspec.plan import Context, Plan
@@ -88,7 +89,7 @@ class Client:
                 try:
                     self._ask(http, began)
                 except Exception as error:  # whatever it is, it is a lost request
-                    self._tally.add("lost", fault=f"{type(error).__name__}: {error}"[:200])
+                    self._tally.add("lost", fault=told(error))
                 time.sleep(self._random.random() * 0.1)
 
     def _ask(self, http: httpx.Client, began: float) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from adaspec.decoding.cache import TokenBuffer
-from adaspec.decoding.model import Model
+from adaspec.decoding.model import Model, sequence_limit
 from adaspec.decoding.sampling import Sampler, SamplingParams, Uniforms, sample
 from adaspec.training.prompts import PromptSource
 
@@ -119,6 +119,21 @@ class Collector:
         self._inventing = Sampler([INVENTED], model.device)  # one entry stands for every row
         self.layers = (model.depth,)
         model.tap(self.layers)
+
+    def check(self, held_out: Sequence[str], length: int) -> None:
+        """Tells whether texts of the recipe, and ``answers`` of at most ``length`` tokens to prompts, fit the target.
+
+        Raises:
+            ValueError: one that would be longer than the target's positions or its sliding window.
+        """
+        limit = sequence_limit(self._model.module.config.get_text_config())
+        longest = max((len(self._dialogue.prompt(prompt)) for prompt in held_out), default=0)
+        for needed, what in (
+            (self._recipe.length + 1, f"a text of {self._recipe.length} tokens"),
+            (longest + length, f"a held-out prompt of {longest} tokens with an answer of {length}"),
+        ):
+            if limit is not None and needed > limit[0]:
+                raise ValueError(f"{self._model.name} has no room for {what}: {limit[1]} is {limit[0]}")
 
     def shard(self, prompts: PromptSource, index: int, tell: Tell) -> list[Text]:
         """The texts of one shard; ``tell`` hears after every pass how many there were."""

@@ -86,11 +86,11 @@ class Distilled:
 def distil(job: Distillation, tell: Tell) -> Distilled:
     """Runs or resumes a distillation; every step that is done already is taken from the work folder.
 
+    What cannot be done is refused before the target's output is collected, which takes hours.
+
     Raises:
-        ValueError: a target that has no features, or files that do not fit together.
+        ValueError: a target that has no features or too few positions, or files that do not fit together.
     """
-    job.work.mkdir(parents=True, exist_ok=True)
-    _claim(job)
     torch.manual_seed(job.schedule.seed)
     tell("load the target", None)
     tokenizer = load_tokenizer(job.source)
@@ -99,10 +99,14 @@ def distil(job: Distillation, tell: Tell) -> Distilled:
     module, stops = model.module, stop_token_ids(model.module, tokenizer)
     collector = Collector(model, Dialogue(tokenizer, stops), job.recipe)
     kinds = read_prompts(job.prompts)
-    texts = [text for path in _own_shards(job, collector, kinds, tell) for text in read_shard(path)]
-    texts += [text for path in _given_shards(job, collector, tokenizer, tell) for text in read_shard(path)]
+    collector.check([prompt for kind in kinds.values() for prompt in kind.held_out], job.answer_tokens)
+    net = _network(job, module)
+    _claim(job)
+    given = list(_given_shards(job, collector, tokenizer, tell))
+    own = list(_own_shards(job, collector, kinds, tell))
+    texts = [text for path in (*own, *given) for text in read_shard(path)]
     held_out = {kind: read_shard(path) for kind, path in _held_out(job, collector, kinds, tell)}
-    net, token_map, rows = _begin(job, model, texts, stops, tell)
+    token_map, rows = _begin(job, model, net, texts, stops, tell)
     head = Head(rows.to(job.device), token_map.to(job.device))
     embed = module.get_input_embeddings()
     judged_by = [text for found in held_out.values() for text in found]
@@ -140,6 +144,7 @@ def _settings(job: Distillation) -> dict[str, Any]:
 
 def _claim(job: Distillation) -> None:
     """Marks the work folder as this job's, so that another one does not go on from its files."""
+    job.work.mkdir(parents=True, exist_ok=True)
     path, mine = job.work / "job.json", json.dumps({"target": job.target, **_settings(job)}, indent=2)
     if path.exists() and path.read_text(encoding="utf-8") != mine:
         raise ValueError(
@@ -188,13 +193,17 @@ def _held_out(
         yield name, path
 
 
-def _begin(
-    job: Distillation, model: Model, texts: list[Text], stops: tuple[int, ...], tell: Tell
-) -> tuple[FeatureNet, Tensor, Tensor]:
-    """The network to begin with, the reduced vocabulary [D] and its rows of the target's head [D, size]."""
-    path, module = job.work / "begin.safetensors", model.module
+def _network(job: Distillation, module: Any) -> FeatureNet:
+    """A drafter of the target's sizes, or the one that is gone on from."""
     shape = shape_of(module.config.get_text_config())
-    net = FeatureNet(shape) if job.begin is None else _like(read_feature_drafter(job.begin).net, shape, job.begin)
+    return FeatureNet(shape) if job.begin is None else _like(read_feature_drafter(job.begin).net, shape, job.begin)
+
+
+def _begin(
+    job: Distillation, model: Model, net: FeatureNet, texts: list[Text], stops: tuple[int, ...], tell: Tell
+) -> tuple[Tensor, Tensor]:
+    """Sets ``net`` to where training begins; the reduced vocabulary [D] and its rows of the target's head [D, size]."""
+    path = job.work / "begin.safetensors"
     if not path.exists():
         token_map = frequent_tokens([text.tokens for text in texts], job.vocabulary, model.vocab_size, stops)
         plain: Any = load_module(job.source, precision="stock" if job.device == "cpu" else "float32", device=job.device)
@@ -208,7 +217,8 @@ def _begin(
     stored = load_file(path)
     token_map, rows = stored.pop("token_map"), stored.pop("rows")
     net.load_state_dict({name.removeprefix("net."): value for name, value in stored.items()})
-    return net.to(job.device), token_map, rows
+    net.to(job.device)
+    return token_map, rows
 
 
 def _like(net: FeatureNet, shape: FeatureShape, folder: Path) -> FeatureNet:

@@ -26,7 +26,7 @@ def read_prompts(path: Path = DEFAULT) -> dict[str, Kind]:
     """Reads a TOML file with a table per kind: ``templates``, ``held_out`` and a list per placeholder (``topics``).
 
     Raises:
-        ValueError: no TOML, a kind without templates, or a placeholder that has no list.
+        ValueError: no TOML, a kind without templates or held-out prompts, or a placeholder that has no list.
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -42,6 +42,8 @@ def read_prompts(path: Path = DEFAULT) -> dict[str, Kind]:
             unknown = sorted(_placeholders(template) - fillers.keys() - {"a", "b", "c"})
             if unknown:
                 raise ValueError(f"{path}: {name!r} has no list {unknown[0]}s for {template!r}")
+        if not kinds[name].held_out:
+            raise ValueError(f"{path}: the kind {name!r} has no held_out prompts")
     return kinds
 
 

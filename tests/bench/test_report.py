@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_folders import exploring, write_run
 
+from adaspec.bench.figures import figures
 from adaspec.bench.report import groups, measures, page, records, regret, theme
 from adaspec.cli import main
 
@@ -97,6 +98,19 @@ def test_the_speed_up_is_that_of_mean_tokens_per_second(folder: Path, whole: gro
     assert (one.low, one.high) == pytest.approx((min(ratios), max(ratios)))
     assert one.differing == 0
     assert {kind for method, kind in found if method == "thompson"} == {measures.ALL, "chat", "code", "quoting"}
+
+
+def test_page_and_summary_tell_the_same_speed_ups(folder: Path, tmp_path: Path) -> None:
+    answers = [one for one in lines(folder, "prompts.jsonl") if one["method"] != "plain" or one["prompt"] != "p1"]
+    other = copy(folder, tmp_path / "other")
+    (other / "prompts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
+    found = measures.speedups(groups.group([records.read(other)])[0])
+    summary = figures(answers, greedy=True)
+    for one in found:
+        own = summary[one.method] if one.kind == measures.ALL else summary[one.method]["kinds"][one.kind]
+        assert (one.ratio, [one.low, one.high]) == (own["speedup"], own["speedup_spread"])
+        assert one.repetitions == own["repeats"]
+    assert {one.kind for one in found} == {measures.ALL, "chat", "quoting"}  # plain decoding did not answer the code
 
 
 def test_a_text_that_differs_is_told(folder: Path, tmp_path: Path) -> None:

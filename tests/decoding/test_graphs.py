@@ -4,10 +4,11 @@ import pytest
 import torch
 from tiny_models import greedy_loop, noisy, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AttentionInterface
 
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.chain import Chain, Sequences
-from adaspec.decoding.gpu_attention import attention, register
+from adaspec.decoding.gpu_attention import NAME, attention, register
 from adaspec.decoding.graphs import CudaCapture, GraphModel, Rehearsal, Shape
 from adaspec.decoding.model import Model
 from adaspec.decoding.sampling import GREEDY, SamplingParams
@@ -207,6 +208,14 @@ def test_grouped_attention_serves_a_module_on_its_own():
     grouped.set_attn_implementation(register())
     tokens = torch.arange(3, 20)[None]
     assert torch.allclose(grouped(tokens).logits, module(tokens).logits, atol=1e-5)
+
+
+def test_what_grouped_attention_cannot_do_is_refused_and_registering_again_changes_nothing():
+    function, query = AttentionInterface()[register()], torch.randn(1, 2, 3, 8)
+    assert AttentionInterface()[register()] is function  # or compiled models would be compiled anew
+    for unknown in ({"softcap": 30.0}, {"position_bias": query}, {"s_aux": query}):
+        with pytest.raises(ValueError, match=f"{NAME}.*{next(iter(unknown))}"):
+            function(torch.nn.Module().eval(), query, query, query, None, **unknown)
 
 
 @pytest.mark.gpu

@@ -21,11 +21,11 @@ class Faulty(Drafter):
 
     def start(self, batch_size: int, capacity: int) -> None:
         if self.fault == "start":
-            raise RuntimeError("no memory")
+            raise RuntimeError("no memory for my secret")
 
     def rollback(self, lengths) -> None:
         if self.fault == "rollback":
-            raise RuntimeError("no way back")
+            raise RuntimeError("no way back for my secret")
 
     def propose(self, batch: Batch, limits, stop=0.0):
         self.calls += 1
@@ -37,7 +37,7 @@ class Faulty(Drafter):
         batch.sequence.append(tokens, counts)  # half done when it fails
         match self.fault:
             case "raise":
-                raise RuntimeError("broken")
+                raise RuntimeError("broken by my secret")
             case "outside":
                 return Draft(tokens + VOCAB, counts, None)
             case "negative":
@@ -75,7 +75,8 @@ def test_greedy_texts_are_the_target_own_and_the_failure_is_told(fault: str, pla
     chain.shield(lambda name, reason: told.append((name, reason)))
     assert decode(chain, Plan.parse(plan), rows) == wanted
     assert {name for name, _ in told} == {"faulty"}
-    assert all(reason for _, reason in told)
+    wanted_reason = "RuntimeError at test_shield.py:" if fault in ("raise", "start", "rollback") else "a draft"
+    assert all(reason.startswith(wanted_reason) and "secret" not in reason for _, reason in told)
 
 
 def test_a_middle_model_that_fails_is_named_and_passed_over() -> None:

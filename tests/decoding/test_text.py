@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from adaspec.decoding.text import TextStream, token_bytes
+from adaspec.decoding.text import Offsets, TextStream, token_bytes
 
 CORPUS = [
     "the cat sat on the mat and the dog sat on the log",
@@ -150,6 +150,35 @@ def test_an_empty_stop_string_is_refused():
 def test_the_bytes_of_tokens_join_to_the_text(text):
     joined = [byte for token in TOKENIZER.encode(text) for byte in token_bytes(TOKENIZER, token)]
     assert bytes(joined) == text.encode()
+
+
+@given(TEXTS)
+def test_a_token_stands_where_its_first_character_does(text):
+    offsets, seen = Offsets(TOKENIZER), 0
+    for token in TOKENIZER.encode(text):
+        assert offsets.place(token) == len(text.encode()[:seen].decode(errors="ignore"))
+        seen += len(token_bytes(TOKENIZER, token))
+
+
+@given(st.lists(st.integers(0, 255), max_size=24))
+def test_offsets_of_any_tokens_rise_within_the_text(ids):
+    """Also of tokens that are no valid UTF-8."""
+    offsets = Offsets(TOKENIZER)
+    found = [offsets.place(token) for token in ids]
+    assert found == sorted(found)
+    assert all(0 <= at <= len(TOKENIZER.decode(ids, skip_special_tokens=True)) for at in found)
+
+
+def test_offsets_know_no_special_tokens_and_no_space_that_decoding_drops():
+    class Stripping(SentencePiece):
+        """Token 3 is special; the first space is dropped, as SentencePiece's is."""
+
+        def decode(self, token_ids, *, skip_special_tokens):
+            kept = [token for token in token_ids if token != 3 or not skip_special_tokens]
+            return super().decode(kept, skip_special_tokens=True).removeprefix(" ")
+
+    offsets = Offsets(Stripping())
+    assert [offsets.place(token) for token in (3, 0, 0, 3, 0, 3)] == [0, 0, 3, 7, 7, 11]  # of "cat cat cat"
 
 
 def test_bytes_that_a_vocabulary_spells_out_or_does_not_tell():

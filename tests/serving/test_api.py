@@ -11,6 +11,11 @@ import openai
 import pytest
 from service_helpers import NAME, running
 
+from adaspec.decoding.chain import Score
+from adaspec.decoding.generate import Step
+from adaspec.decoding.text import TextStream
+from adaspec.outcome import Decision, RoundOutcome
+from adaspec.plan import Context, Plan
 from adaspec.serving.engine import Limits
 from adaspec.serving.service import Settings
 
@@ -123,10 +128,36 @@ def test_logprobs_belong_to_the_tokens_of_the_answer(client) -> None:
     parts = [choice.logprobs for choice in streamed if choice.logprobs]
     assert [token for part in parts for token in part.tokens] == scores.tokens
     assert [offset for part in parts for offset in part.text_offset] == scores.text_offset
+    for token, offset in zip(scores.tokens, scores.text_offset):
+        assert answer.choices[0].text[offset:].startswith(token)
     chat = client.chat.completions.create(
         model=NAME, messages=[{"role": "user", "content": "hi"}], temperature=0, max_tokens=6, logprobs=True
     )
     assert len(chat.choices[0].logprobs.content) == 6
+
+
+def test_offsets_are_those_of_the_text_though_its_tokens_split_characters(server, client, monkeypatch) -> None:
+    """The greedy text of the random model is replaced: two characters of three and four bytes, byte by byte."""
+    tokenizer, engine = server.service.assembly.tokenizer, server.service.engine
+    ids = tokenizer("a€😀b")["input_ids"]
+    assert len(ids) == 9
+    score = Score(-1.0, ())
+
+    def stream(requests, **options):
+        text = TextStream(tokenizer)
+        for number, token in enumerate(ids, 1):
+            text.push([token])
+            last = number == len(ids)
+            decision, outcome = Decision(Plan(("target",)), Context(), 1.0, number), RoundOutcome(1, 0.1)
+            piece = text.take() + (text.finish() if last else "")
+            yield Step(decision, outcome, [[token]], [piece], [last], [False], [[score]])
+
+    monkeypatch.setattr(engine.generator, "stream", stream)
+    wanted = [0, 1, 1, 1, 2, 2, 2, 2, 3]
+    choice = complete(client, logprobs=0, max_tokens=9).choices[0]
+    assert (choice.text, choice.logprobs.text_offset) == ("a€😀b", wanted)
+    streamed = [chunk.choices[0] for chunk in complete(client, logprobs=0, max_tokens=9, stream=True)]
+    assert [offset for part in streamed if part.logprobs for offset in part.logprobs.text_offset] == wanted
 
 
 def test_a_token_that_is_a_part_of_a_character_tells_its_bytes(client) -> None:

@@ -69,7 +69,7 @@ def test_a_batch_that_fails_is_reported_and_the_next_one_is_decoded(engine: Engi
     def failing(*arguments, **options):
         calls.append(1)
         if len(calls) == 1:
-            raise RuntimeError("broken")
+            raise RuntimeError("broken by the prompt 'my secret'")
         return stream(*arguments, **options)
 
     engine.generator.stream = failing
@@ -82,7 +82,10 @@ def test_a_batch_that_fails_is_reported_and_the_next_one_is_decoded(engine: Engi
     assert failed.status == 500
     assert "broken" not in failed.message
     assert isinstance(finished, Finished)
-    assert "broken" in caplog.text
+    [logged] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert logged.startswith("a batch of 1 requests failed: RuntimeError at test_engine.py:")
+    assert "in failing, from engine.py:" in logged
+    assert "secret" not in caplog.text
 
 
 def test_a_cancelled_job_is_dropped_while_it_waits(engine: Engine) -> None:

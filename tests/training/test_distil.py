@@ -11,13 +11,15 @@ from transformers import LlamaConfig
 
 from adaspec.cli import main
 from adaspec.decoding.chain import Chain, Sequences
-from adaspec.decoding.feature_load import is_feature_drafter, load_feature_drafter
+from adaspec.decoding.feature_load import is_feature_drafter, load_feature_drafter, save_feature_drafter
+from adaspec.decoding.feature_net import FeatureNet
 from adaspec.decoding.model import Model, load_module
 from adaspec.decoding.sampling import GREEDY
 from adaspec.plan import Plan
 from adaspec.training import distil as whole
-from adaspec.training.collect import Recipe
+from adaspec.training.collect import Collector, Recipe
 from adaspec.training.distil import Distillation, distil
+from adaspec.training.start import shape_of
 from adaspec.training.trainer import Schedule, Trainer
 
 CONFIG = SIZES | {"initializer_range": 0.1, "eos_token_id": 7, "tie_word_embeddings": True}
@@ -140,6 +142,34 @@ def test_given_text_is_learned_from_too(job, tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(ValueError, match=r"bad\.txt is no UTF-8 text"):
         distil(dataclasses.replace(more, out=tmp_path / "other", texts=(tmp_path / "bad.txt",)), quiet)
+
+
+def never(*arguments):
+    pytest.fail("the target's output was collected first")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answer_tokens": 254}, r"no room for a held-out prompt of \d+ tokens with an answer of 254: .* is 256"),
+        ({"recipe": Recipe(rows=2, passes=2, length=256)}, "no room for a text of 256 tokens: .* is 256"),
+        ({"texts": ("bad.txt",)}, r"bad\.txt is no UTF-8 text"),
+        ({"begin": "other"}, "is no drafter of this layout"),
+        ({"prompts": "few.toml"}, "the kind 'talk' has no held_out prompts"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_the_long_work(job, tmp_path, monkeypatch, change, message):
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xfa")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "few.toml").write_text(PROMPTS.partition("held_out")[0])
+    wider = FeatureNet(shape_of(LlamaConfig(**CONFIG | {"intermediate_size": 80})))
+    save_feature_drafter(tmp_path / "other", wider, torch.arange(0, 300, 3), None, "tiny")
+    places = {"texts": (tmp_path / "bad.txt",), "begin": tmp_path / "other", "prompts": tmp_path / "few.toml"}
+    change = {name: places.get(name, value) for name, value in change.items()}
+    monkeypatch.setattr(Collector, "shard", never)
+    with pytest.raises(ValueError, match=message):
+        distil(dataclasses.replace(job, **change), quiet)
+    assert job.work.exists() == ("texts" in change)  # so that other values may be tried
 
 
 def test_another_job_does_not_go_on_from_these_files(job):

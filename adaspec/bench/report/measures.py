@@ -6,11 +6,13 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
 from adaspec.bench.report.groups import Group
 from adaspec.bench.report.records import Prompt, Round, Run
+from adaspec.bench.speeds import Told, mean_speed, speed_ratios, speeds
 from adaspec.controller import Controller
 from adaspec.costs import CostModel
 from adaspec.plan import Context, Plan, PlanSpace
@@ -145,37 +147,28 @@ def _answers(group: Group) -> Iterator[tuple[int, Prompt]]:
 
 
 def _speedup(method: str, kind: str, pairs: Sequence[tuple[int, Prompt, Prompt]]) -> Speedup:
-    repetitions: dict[tuple[int, int], list[tuple[Prompt, Prompt]]] = defaultdict(list)
-    for run, own, plain in pairs:
-        repetitions[run, own.turn[1]].append((own, plain))
-    columns = [tuple(zip(*both)) for both in repetitions.values()]
-    speeds = [_mean_rate(own) for own, _ in columns]
-    ratios = [speed / _mean_rate(plain) for speed, (_, plain) in zip(speeds, columns)]
+    speed = speeds(_told(run, own) for run, own, _ in pairs)
+    ratios = speed_ratios(speed, speeds(_told(run, plain) for run, _, plain in pairs))
     several = len(ratios) > 1
     tokens, rounds = (sum(getattr(own, name) for _, own, _ in pairs if own.rounds) for name in ("tokens", "rounds"))
     told = [own.digest != plain.digest for _, own, plain in pairs if own.digest and plain.digest]
     return Speedup(
         method,
         kind,
-        float(np.mean(ratios)),
+        fmean(ratios),
         min(ratios) if several else None,
         max(ratios) if several else None,
         len(ratios),
         len(pairs),
-        float(np.mean(speeds)),
+        mean_speed(speed),
         tokens / rounds if rounds else None,
         sum(told) if told else None,
     )
 
 
-def _mean_rate(answers: Sequence[Prompt]) -> float:
-    """Mean over questions of the tokens per second of all their turns (Spec-Bench)."""
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for one in answers:
-        both = sums[one.turn[0]]
-        both[0] += one.tokens
-        both[1] += one.seconds
-    return float(np.mean([max(tokens, 1e-9) / seconds for tokens, seconds in sums.values()]))
+def _told(run: int, answer: Prompt) -> Told:
+    question, repeat, _ = answer.turn
+    return (run, repeat), question, answer.tokens, answer.seconds
 
 
 def tracks(group: Group) -> list[Track]:
