@@ -20,6 +20,7 @@ from adaspec.controller import Controller
 
 logger = logging.getLogger("adaspec.state")
 _HEADER = ("format", "version", "target")
+_LOCK_SECONDS = 5.0  # a writer waits for another; longer, and it is told as an OSError
 
 
 class Store(Protocol):
@@ -93,6 +94,21 @@ class StateFile:
         if not self._seen:
             self.load()
         self._bytes.replace(json.dumps(state, allow_nan=False).encode())
+
+    def claim(self) -> None:
+        """Makes this the one writer of a local file until ``release`` or the end of the process, however it ends.
+
+        Raises:
+            ValueError: another one has claimed it.
+            OSError: nothing can be written there.
+        """
+        if isinstance(self._bytes, _Local):
+            self._bytes.claim()
+
+    def release(self) -> None:
+        """Lets others claim it."""
+        if isinstance(self._bytes, _Local):
+            self._bytes.owner.release()
 
     def set_aside(self) -> str:
         aside = self._bytes.rename(f".corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}")
@@ -199,7 +215,17 @@ class _Local:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = FileLock(f"{path}.lock")
+        self._lock = FileLock(f"{path}.lock", timeout=_LOCK_SECONDS)
+        self.owner = FileLock(f"{path}.owner.lock", thread_local=False)
+
+    def claim(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.owner.lock_file, "ab"):  # where this fails, the lock would be waited for and never be had
+            pass
+        try:
+            self.owner.acquire(blocking=False)
+        except TimeoutError:
+            raise ValueError(f"{self._path} is the state of another process; give each its own file") from None
 
     def read(self) -> bytes | None:
         try:

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from adaspec.guard import Rules
     from adaspec.serving.engine import Limits
     from adaspec.serving.gate import LOOPBACK
-    from adaspec.serving.server import TOKEN_VARIABLE, Server, log_to_stderr, read_token
+    from adaspec.serving.server import TOKEN_VARIABLE, Server, bind, log_to_stderr, read_token
     from adaspec.serving.service import Service, Settings
     from adaspec.terminal import progress
 
@@ -70,18 +70,22 @@ def run(arguments: argparse.Namespace) -> int:
         token=read_token(os.environ.get(TOKEN_VARIABLE), arguments.api_key_file),
         state=arguments.state,
     )
-    text, notes = consoles(False)
-    with progress(notes) as tell:
-        assembly = assemble(setup, tell)
-    log_to_stderr(machine=arguments.log_json)
-    service = Service(assembly, settings, rules)
-    if settings.token is None and arguments.host not in LOOPBACK:
-        notes.print(f"{arguments.host} is open to others, and no bearer token is set", style="yellow")
+    with bind(arguments.host, arguments.port) as listener:
+        text, notes = consoles(False)
+        with progress(notes) as tell:
+            assembly = assemble(setup, tell)
+        log_to_stderr(machine=arguments.log_json)
+        service = Service(assembly, settings, rules)
+        if settings.token is None and arguments.host not in LOOPBACK:
+            notes.print(f"{arguments.host} is open to others, and no bearer token is set", style="yellow")
 
-    def ready(url: str) -> None:
-        text.print(f"{settings.model} at {url}/v1, live page at {url}/", soft_wrap=True)
+        def ready(url: str) -> None:
+            text.print(f"{settings.model} at {url}/v1, live page at {url}/", soft_wrap=True)
 
-    Server(service, arguments.host, arguments.port, ready).run()
+        try:
+            Server(service, arguments.host, arguments.port, ready).run([listener])
+        finally:
+            service.close(0.0)  # a second Ctrl-C skips the server's own way of closing it
     return 0
 
 

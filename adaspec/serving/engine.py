@@ -132,7 +132,7 @@ class Engine:
         guard: chooses plans.
         telemetry: is told the load.
         limits: see there.
-        idle: called in the decode thread between batches.
+        between: called in the decode thread after every round.
     """
 
     def __init__(
@@ -141,10 +141,10 @@ class Engine:
         guard: Guard,
         telemetry: Telemetry,
         limits: Limits | None = None,
-        idle: Callable[[], None] = lambda: None,
+        between: Callable[[], None] = lambda: None,
     ) -> None:
         self.generator = generator
-        self._guard, self._telemetry, self._idle = guard, telemetry, idle
+        self._guard, self._telemetry, self._between = guard, telemetry, between
         self.limits = limits or Limits()
         self._changed = threading.Condition()
         self._waiting: list[Job] = []
@@ -217,10 +217,6 @@ class Engine:
             with self._changed:
                 self._running = []
             self._telemetry.load(*self.load())
-            try:
-                self._idle()
-            except Exception as error:
-                log_failure(logger, "what is done between batches failed", error)
 
     def _take(self) -> list[Job]:
         """The next batch, as soon as there is one; [] once the engine is closed and nothing waits."""
@@ -258,6 +254,10 @@ class Engine:
         for step in steps:
             for row, job in enumerate(jobs):
                 self._deliver(job, row, step)
+            try:
+                self._between()
+            except Exception:
+                logger.exception("what is done between rounds failed")
 
     def _deliver(self, job: Job, row: int, step: Step) -> None:
         """Hands a job what a round brought it."""

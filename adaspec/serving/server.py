@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +61,26 @@ class Server(uvicorn.Server):
         """Stops: takes no more requests, finishes those it has."""
         self.should_exit = True
         threading.Thread(target=self._service.engine.close, args=(self._service.settings.grace,), daemon=True).start()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket for ``Server.run``, bound before the models are loaded: who asks for a port in use knows at once.
+
+    Raises:
+        ValueError: a port that there is not.
+        OSError: the address is in use, or not of this machine.
+    """
+    if not 0 <= port < 1 << 16:
+        raise ValueError(f"a port lies in 0 to 65535, got {port}")
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    if os.name == "posix":  # elsewhere it would share the port with another process
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return bound
 
 
 def read_token(variable: str | None, file: Path | None) -> str | None:

@@ -69,7 +69,8 @@ class Service:
         tracing: spans.
 
     Raises:
-        ValueError: a state file of something else.
+        ValueError: a state file of something else, or of another server that runs.
+        OSError: a state file that cannot be written.
     """
 
     def __init__(
@@ -79,7 +80,10 @@ class Service:
         self.telemetry = Telemetry()
         self.tracing = tracing or Tracing()
         self._store = StateFile(settings.state) if settings.state else None
+        self._writes = self._store is not None and not (rules and rules.read_only)
         if self._store:
+            if self._writes:
+                self._store.claim()
             found = restore(assembly.controller, self._store)
             logger.info("state %s", "restored" if found else "begun anew", extra={"fields": {"event": "restore"}})
         self.guard = Guard(assembly.controller, rules, self.telemetry)
@@ -89,26 +93,35 @@ class Service:
         self.engine = Engine(assembly.generator, self.guard, self.telemetry, settings.limits, self._between)
         self.began = time.time()
         self._saved = time.monotonic()
+        self._closed = False
         self._tokenizer_lock = threading.Lock()
 
     def start(self) -> None:
         """Begins to decode."""
         self.engine.start()
 
-    def close(self) -> None:
-        """Finishes or reports every request, and saves what was learned."""
-        self.engine.close(self.settings.grace)
+    def close(self, grace: float | None = None) -> None:
+        """Finishes or reports every request, and saves what was learned; a second time nothing is left to do.
+
+        ``grace``: seconds to finish in, in place of the settings'.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self.engine.close(self.settings.grace if grace is None else grace)
         self.save()
+        if self._store:
+            self._store.release()
 
     def save(self) -> None:
         """Writes the controller's state."""
         self._saved = time.monotonic()
-        if self._store is None or self.guard.rules.read_only:
+        if self._store is None or not self._writes:
             return
         try:
             self._store.save(self.assembly.controller.state_dict())
         except (OSError, ValueError) as error:
-            log_failure(logger, "the state could not be saved", error)
+            logger.error("the state could not be saved: %s", error)
 
     def _between(self) -> None:
         if self._store and time.monotonic() - self._saved > self.settings.save_every:

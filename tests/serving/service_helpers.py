@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from openai import OpenAI
 
@@ -53,3 +55,32 @@ def running(assembly: Assembly, settings: Settings | None = None, rules: Rules |
         server.drain()
         thread.join(60.0)
         assert not thread.is_alive()
+
+
+class Gate:
+    """Keeps the decode thread where it is until it is opened."""
+
+    def __init__(self) -> None:
+        self.entered, self.open = threading.Event(), threading.Event()
+
+
+def hold(run: Running, step: str = "round") -> Gate:
+    """The next round of a running service waits; or its next ``start``, the prefill."""
+    gate, chain = Gate(), run.service.assembly.generator.chain
+    play = getattr(chain, step)
+
+    def waiting(*arguments: Any, **options: Any) -> Any:
+        gate.entered.set()
+        assert gate.open.wait(60.0)
+        return play(*arguments, **options)
+
+    setattr(chain, step, waiting)
+    return gate
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Waits for something that another thread does."""
+    end = time.monotonic() + 30.0
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
-from service_helpers import NAME, running
+from service_helpers import NAME, hold, running, until
 
 from adaspec.decoding.chain import Score
 from adaspec.decoding.generate import Step
@@ -320,32 +318,3 @@ def test_a_token_may_have_any_letters(new_assembly) -> None:
         for key, status in (("clé-ключ", 200), ("clé-ключи", 401)):
             answer = httpx.get(f"{run.url}/live", headers={"Authorization": f"Bearer {key}".encode()})
             assert answer.status_code == status
-
-
-class Gate:
-    """Keeps the decode thread in a round until it is opened."""
-
-    def __init__(self) -> None:
-        self.entered, self.open = threading.Event(), threading.Event()
-
-
-def hold(run) -> Gate:
-    """The next round of a running service waits."""
-    gate, chain = Gate(), run.service.assembly.generator.chain
-    play = chain.round
-
-    def waiting(plan):
-        gate.entered.set()
-        assert gate.open.wait(60.0)
-        return play(plan)
-
-    chain.round = waiting
-    return gate
-
-
-def until(holds) -> None:
-    """Waits for something that another thread does."""
-    end = time.monotonic() + 30.0
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
