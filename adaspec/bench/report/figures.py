@@ -11,20 +11,22 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from adaspec.bench.report.legend import Legend
 from adaspec.bench.report.measures import PassTime, PlanUse, Position, Speedup, Track, models_of
 from adaspec.bench.report.regret import Regret
 from adaspec.bench.report.theme import FAINT, INK, NARROW, PAPER, color, figure, label, marker
 
 PANELS = 6  # at most in one picture; the table has all
 PLANS = 14  # at most by name in one panel
+_TICKS = 9  # at most on an axis of whole numbers
 
 
 def speedup(found: Sequence[Speedup], width: float) -> Figure:
     """Rows are tasks, marks are methods, bars their range over repetitions."""
     methods = list(dict.fromkeys(one.method for one in found))
     kinds = list(dict.fromkeys(one.kind for one in found))
-    each = 0.21
-    drawn = figure(width, 1.0 + 0.2 * len(methods) + len(kinds) * (each * len(methods) + 0.18))
+    each, legend = 0.21, Legend.of(methods, width)
+    drawn = figure(width, 0.7 + legend.height + len(kinds) * (each * len(methods) + 0.18))
     panel = drawn.subplots()
     for number, method in enumerate(methods):
         own = [one for one in found if one.method == method]
@@ -33,9 +35,7 @@ def speedup(found: Sequence[Speedup], width: float) -> Figure:
         ratios = np.array([one.ratio for one in own])
         low, high = (np.array([getattr(one, end) or one.ratio for one in own]) for end in ("low", "high"))
         bars = np.maximum(np.array((ratios - low, high - ratios)), 0.0)
-        panel.errorbar(
-            ratios, at, xerr=bars, fmt=marker(number), color=color(number), capsize=2, lw=1.4, label=label(method, 44)
-        )
+        panel.errorbar(ratios, at, xerr=bars, fmt=marker(number), color=color(number), capsize=2, lw=1.4, label=method)
     panel.axvline(1.0, color=INK, lw=1.0, ls="--")
     for row in range(1, len(kinds)):
         panel.axhline(row - 0.5, color=FAINT, lw=0.5, alpha=0.5)
@@ -44,7 +44,7 @@ def speedup(found: Sequence[Speedup], width: float) -> Figure:
     panel.grid(False, axis="y")
     panel.tick_params(axis="y", length=0)
     panel.set_xlabel("times the speed of plain decoding (dashed)")
-    _legend(drawn, panel, 1 if width <= NARROW else 3)
+    legend.draw(drawn, panel)
     return drawn
 
 
@@ -119,14 +119,15 @@ def forecasts(found: Sequence[PlanUse], width: float) -> Figure:
         panel.set_title(label(method, 44))
         panel.grid(False, axis="y")
     panels[-1].set_xlabel("tokens per second of decoding")
-    _legend(drawn, panels[0], 2)
+    Legend.of(("measured", "forecast"), width).draw(drawn, panels[0])
     return drawn
 
 
 def acceptance(found: Sequence[Position], width: float) -> Figure:
     """Per edge the acceptance at each position, with its 95 % interval."""
     edges = list(dict.fromkeys(one.edge for one in found))[:PANELS]
-    drawn, panels = _grid(len(edges), width, 1.75)
+    legend = Legend.of(("accepted of drafted", "accepted of reached"), width)
+    drawn, panels = _grid(len(edges), width, 1.75, legend.height)
     for panel, edge in zip(panels, edges):
         own = [one for one in found if one.edge == edge]
         at = [one.position for one in own]
@@ -141,67 +142,74 @@ def acceptance(found: Sequence[Position], width: float) -> Figure:
         panel.set_title(label(f"{edge[1]} for {edge[0]}"))
         panel.set_ylim(-0.03, 1.03)
         panel.yaxis.set_major_formatter(PercentFormatter(1.0))
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        _whole_numbers(panel, at)
         panel.set_xlabel("position in the window")
-    _legend(drawn, panels[0], 2)
+    legend.draw(drawn, panels[0])
     return drawn
 
 
 def passes(found: Sequence[PassTime], width: float) -> Figure:
     """Per model milliseconds over the length of a pass: quartiles as measured, and the fit."""
     models = models_of(found)[:PANELS]
-    drawn, panels = _grid(len(models), width, 1.75)
+    sizes = sorted({one.batch_size for one in found})
+    names = [name for rows in sizes for name in _measured_and_fit(rows)]
+    legend = Legend.of(names, width)
+    drawn, panels = _grid(len(models), width, 1.75, legend.height)
     for panel, model in zip(panels, models):
         own = [one for one in found if one.model == model]
-        for number, rows in enumerate(sorted({one.batch_size for one in own})):
+        for number, rows in enumerate(sizes):
             batch = [one for one in own if one.batch_size == rows]
             at = [one.query_len for one in batch]
             middle = 1e3 * np.array([one.median for one in batch])
             bars = np.array((middle - [1e3 * one.lower for one in batch], [1e3 * one.upper for one in batch] - middle))
-            name = "measured" if rows == 1 else f"measured, {rows} rows"
+            name, fit = _measured_and_fit(rows)
             panel.errorbar(at, middle, yerr=bars, fmt=marker(number), color=color(number), capsize=2, label=name)
-            panel.plot(at, [1e3 * one.fit for one in batch], "-_", color=color(number), lw=1.4, ms=11, label="fit")
+            panel.plot(at, [1e3 * one.fit for one in batch], "-_", color=color(number), lw=1.4, ms=11, label=fit)
         panel.set_title(label(model))
         panel.set_ylim(0.0, 1.15e3 * max(max(one.upper, one.fit) for one in own))
-        lengths = sorted({one.query_len for one in own})
-        panel.set_xlim(lengths[0] - 0.5, lengths[-1] + 0.5)
-        panel.set_xticks(lengths if len(lengths) < 10 else lengths[::2])
+        _whole_numbers(panel, sorted({one.query_len for one in own}))
         panel.set_xlabel("tokens in the pass")
         panel.set_ylabel("ms per pass")
-    _legend(drawn, panels[0], 2)
+    legend.draw(drawn, panels[0])
     return drawn
+
+
+def _measured_and_fit(rows: int) -> tuple[str, str]:
+    return ("measured", "fit") if rows == 1 else (f"measured, {rows} rows", f"fit, {rows} rows")
 
 
 def regret(found: Sequence[Regret], width: float) -> Figure:
     """Seconds lost over tokens, a line per run and method."""
-    drawn = figure(width, 3.0)
-    panel = drawn.subplots()
     methods = list(dict.fromkeys(one.method for one in found))
+    legend = Legend.of(methods, width)
+    drawn = figure(width, 2.8 + legend.height)
+    panel = drawn.subplots()
     for number, method in enumerate(methods):
         for repeat, one in enumerate(own for own in found if own.method == method):
             panel.plot(
                 one.tokens, one.seconds, color=color(number), lw=1.6, marker=marker(number), ms=4.5,
-                markevery=max(len(one.tokens) // 8, 1), label=label(method) if repeat == 0 else None,
+                markevery=max(len(one.tokens) // 8, 1), label=method if repeat == 0 else None,
             )  # fmt: skip
     panel.axhline(0.0, color=INK, lw=1.0, ls="--")
     panel.set_xlabel("tokens decoded")
     panel.set_ylabel("seconds lost")
     panel.margins(x=0.01)
-    _legend(drawn, panel, 1 if width <= NARROW else 3)
+    legend.draw(drawn, panel)
     return drawn
 
 
-def _grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+def _grid(count: int, width: float, height: float, beneath: float) -> tuple[Figure, list[Axes]]:
     """So many small panels, as many side by side as the width holds."""
     across = min(count, 1 if width <= NARROW else 3)
     down = -(-count // across)
-    drawn = figure(width, (height + 0.45) * down + 0.35)
+    drawn = figure(width, (height + 0.45) * down + beneath)
     panels = drawn.subplots(down, across, squeeze=False).ravel().tolist()
     for panel in panels[count:]:
         panel.axis("off")
     return drawn, panels[:count]
 
 
-def _legend(drawn: Figure, panel: Axes, columns: int) -> None:
-    """Beneath everything."""
-    drawn.legend(*panel.get_legend_handles_labels(), loc="outside lower left", ncols=columns, handletextpad=0.4)
+def _whole_numbers(panel: Axes, values: Sequence[int]) -> None:
+    """Ticks at some of ``values``, ascending; around a single one the axis would be divided into parts of it."""
+    panel.set_xlim(values[0] - 0.5, values[-1] + 0.5)
+    panel.set_xticks(values[:: -(-len(values) // _TICKS)])
