@@ -11,7 +11,7 @@ from typing import Any
 
 from adaspec.assemble import Assembly
 from adaspec.decoding.generate import Request
-from adaspec.faults import log_failure, told, words
+from adaspec.faults import told, words
 from adaspec.guard import Guard, Rules
 from adaspec.serving.engine import Engine, Limits, Usage
 from adaspec.serving.errors import ApiError
