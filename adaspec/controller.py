@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from adaspec import stored
 from adaspec.costs import CostModel
 from adaspec.explanation import EdgePart, Explanation, PassPart
 from adaspec.holding import TRUSTED_ROUNDS, Hold, Ranking, Seen, idle
@@ -203,13 +204,16 @@ class Controller:
         A policy's own state is taken by a policy of the same class only. Tickets still open are void.
 
         Raises:
-            ValueError: a state of something else, of a newer version, or of another target.
+            ValueError: a state of something else, of a newer version, of another target, or a damaged one, by the place
+                of the damage; nothing is taken of it then.
         """
         _check(state, self.identity)
+        stored.CONTROLLER(state, "")
+        _check_rng(state["rng"], self._rng)
         with self._lock:
-            self._costs.load_state_dict(state["costs"])
             if state["policy"]["name"] == type(self._policy).__name__:
-                self._policy.load_state_dict(state["policy"]["state"])
+                self._load_policy(state["policy"]["state"])
+            self._costs.load_state_dict(state["costs"])
             self._rng.bit_generator.state = state["rng"]
             self._holds, self._open, self._rankings = {}, {}, {}
             sums = [state["totals"].get(str(plan), (0, 0.0, 0.0)) for plan in self.space]
@@ -230,8 +234,18 @@ class Controller:
             raise ValueError("there is no state to merge")
         for state in states:
             _check(state, states[0].get("target"))
+            stored.CONTROLLER(state, "")
         totals = added([state["totals"] for state in states])
         return {**states[0], "totals": totals, "costs": CostModel.merge([state["costs"] for state in states])}
+
+    def _load_policy(self, state: Mapping[str, Any]) -> None:
+        """Lets the policy take its own state; one that it cannot take leaves it as it was."""
+        before = self._policy.state_dict()
+        try:
+            self._policy.load_state_dict(state)
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            self._policy.load_state_dict(before)
+            raise ValueError(f"policy.state: {type(self._policy).__name__} cannot take it: {error!r:.100}") from None
 
     def _pull(self, context: Context, override: Override | None) -> Hold:
         if override is not None and override.plan is not None:
@@ -348,3 +362,14 @@ def _check(state: Mapping[str, Any], target: object) -> None:
         raise ValueError(f"this adaspec reads version {_VERSION} of a controller's state, got {version!r}{hint}")
     if state.get("target") != target:
         raise ValueError(f"the state is of target {state.get('target')!r}, not of {target!r}")
+
+
+def _check_rng(state: Mapping[str, Any], like: np.random.Generator) -> None:
+    trial = type(like.bit_generator)()
+    try:
+        trial.state = state
+        taken = trial.state == state
+    except (ValueError, LookupError, TypeError, ArithmeticError):
+        taken = False
+    if not taken:
+        raise ValueError(f"rng is no state of a {type(trial).__name__}, got {state!r:.60}")

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from scipy.special import ndtri
 
+from adaspec import stored
 from adaspec.acceptance import Acceptance, check_edge, imputed
 from adaspec.forecaster import Forecaster
 from adaspec.merging import added
@@ -262,7 +263,8 @@ class CostModel:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replaces everything learned; passes over names that the space does not hold."""
+        """Replaces everything learned but for names that the space lacks; ValueError, and nothing, if damaged."""
+        stored.COSTS(state, "costs")
         self._acceptance.load_state_dict(state["acceptance"])
         self._passes.load_state_dict(state["passes"])
         self._rounds.load_state_dict(state["rounds"])

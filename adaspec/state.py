@@ -193,14 +193,13 @@ def restore(controller: Controller, store: Store) -> bool:
     state = store.load()
     if state is None:
         return False
-    before = controller.state_dict()
-    meant = all(state.get(key) == before[key] for key in _HEADER)
+    own = controller.state_dict()
     try:
         controller.load_state_dict(state)
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        if not meant:
+    except ValueError as error:
+        if any(state.get(key) != own[key] for key in _HEADER):
             raise ValueError(f"{store.place}: {error}") from None
-        controller.load_state_dict(before)
+        logger.warning("%s is damaged: %s", store.place, error)
         store.set_aside()
         return False
     return True

@@ -66,7 +66,7 @@ def test_what_is_no_state_or_names_no_drafter_is_refused(state):
     with pytest.raises(ValueError, match="'other'"):
         learned_ranges(state, 8, drafter="other")
     with pytest.raises(ValueError, match="no round"):
-        learned_ranges(state | {"costs": state["costs"] | {"rounds": {"contexts": {}}}}, 8)
+        learned_ranges(state | {"costs": state["costs"] | {"rounds": {"contexts": {}, "overhead": {}}}}, 8)
     plain = Controller(PlanSpace([Plan(("target",))]))
     with pytest.raises(ValueError, match="it has none"):
         learned_ranges(plain.state_dict(), 8)

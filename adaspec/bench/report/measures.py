@@ -272,8 +272,8 @@ def cost_model(group: Group) -> tuple[CostModel, str] | None:
             controller = Controller(space)
             try:
                 controller.load_state_dict(Controller.merge(states) if len(states) > 1 else states[0])
-            except (KeyError, TypeError, AttributeError) as error:
-                raise ValueError(f"controller-{method}.json is no controller's state: {error!r}") from None
+            except ValueError as error:
+                raise ValueError(f"controller-{method}.json is no controller's state: {error}") from None
             return controller.costs, f"what the controller of {method} believed in the end"
     costs = CostModel(space)
     for one in rounds:
