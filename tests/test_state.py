@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from filelock import FileLock
 
 from adaspec import Context, Controller, Plan, PlanSpace, RoundOutcome
 from adaspec.state import Replica, StateFile, merged, open_store, restore
@@ -184,3 +185,24 @@ def test_writers_take_turns(tmp_path):
     children = [subprocess.Popen([sys.executable, "-c", code, str(path), str(who)]) for who in range(3)]
     assert [child.wait(60) for child in children] == [0, 0, 0]
     assert StateFile(path).load()["who"] in "012"
+
+
+def test_a_file_has_one_owner(tmp_path):
+    first, second = (StateFile(tmp_path / "new" / "state.json") for _ in range(2))
+    first.claim()
+    with pytest.raises(ValueError, match=r"state\.json is the state of another process"):
+        second.claim()
+    first.save({"n": 1})
+    assert second.load() == {"n": 1}  # whoever only reads may
+    first.release()
+    second.claim()
+    second.release()
+
+
+def test_a_place_that_cannot_hold_a_lock_is_an_error_and_not_a_wait(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        StateFile(tmp_path / "file" / "state.json").claim()
+    monkeypatch.setattr("adaspec.state._LOCK_SECONDS", 0.05)
+    with FileLock(tmp_path / "state.json.lock"), pytest.raises(OSError, match=r"state\.json\.lock"):
+        StateFile(tmp_path / "state.json").save({"n": 1})

@@ -16,10 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from adaspec.adapters.windows import round_outcome, window_controller, window_of
+from adaspec.adapters.windows import load_context, round_outcome, window_controller, window_of
 from adaspec.controller import Controller
 from adaspec.outcome import Decision
-from adaspec.plan import Context
 
 DEFAULT_STEPS = (0, 1, 3, 5, 7)
 _POLICY = "sglang.srt.speculative.adaptive_spec_params.AdaptiveSpeculativeParams"
@@ -73,7 +72,7 @@ class AdaptivePolicy:
         return list(self._graph_sizes) if step in self._steps else []
 
     def get_steps_for_batch(self, batch_size: int) -> int:
-        decision = self.controller.choose(Context(batch_size))
+        decision = self.controller.choose(load_context(batch_size))
         self._open.append((decision, self._clock()))
         del self._open[:-4]
         return window_of(decision.plan)

@@ -20,11 +20,10 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from adaspec.adapters.windows import HOLD, round_outcome, window_controller, window_of
+from adaspec.adapters.windows import HOLD, load_context, round_outcome, window_controller, window_of
 from adaspec.controller import Controller
 from adaspec.faults import log_failure
 from adaspec.outcome import Decision
-from adaspec.plan import Context
 from adaspec.state import Store, open_store, restore
 
 _LOG = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ class Steering:
 
     def __getitem__(self, batch_size: int) -> int:
         """The window for a batch, where vLLM looks into its table."""
-        self._asked = self.controller.choose(Context(batch_size, self._length))
+        self._asked = self.controller.choose(load_context(batch_size, self._length))
         window = window_of(self._asked.plan)
         self.recent.append((batch_size, window))
         return window

@@ -28,6 +28,15 @@ def window_controller(windows: Iterable[int], *, one_pass: bool = False, hold: i
     return Controller(space, costs=CostModel(space, one_pass=(DRAFTER,) if one_pass else ()), hold=hold, seed=seed)
 
 
+def load_context(batch_size: int, seq_len: int = 0) -> Context:
+    """What a step of an engine looks like to the controller; ``seq_len``: mean tokens of its requests.
+
+    The tag is that of the load: quiet hours have other requests than busy ones, and what busy steps show of acceptance,
+    eight rows at a time, must not outvote what a single row shows.
+    """
+    return Context(batch_size, seq_len, f"rows:{Context(batch_size).bucket}")
+
+
 def window_of(plan: Plan) -> int:
     """Tokens drafted per verification; 0 for plain decoding."""
     return plan.windows[0] if plan.windows else 0

@@ -4,7 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaspec import Context, Decision, Plan
-from adaspec.adapters.windows import edge_outcome, round_outcome, window_controller, window_of, window_space
+from adaspec.adapters.windows import (
+    edge_outcome,
+    load_context,
+    round_outcome,
+    window_controller,
+    window_of,
+    window_space,
+)
 
 ROWS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=8)
 
@@ -45,15 +52,19 @@ def test_a_round_of_another_batch_or_no_time_says_nothing(batch_size, rows, seco
     assert round_outcome(decision(batch_size), [4] * rows, [0] * rows, seconds) is None
 
 
-def simulate(controller, batch_size, alpha, step, draft, rounds, rng):
-    """Rounds of an engine whose step takes step(batch, positions) and its draft draft per token."""
+def simulate(controller, batch_size, alpha, step, draft, rounds, rng, proposing=1.0):
+    """Rounds of an engine whose step takes step(batch, positions) and its draft draft per token.
+
+    ``proposing``: share of the rows for which the drafter has anything to say.
+    """
     windows = []
     for _ in range(rounds):
-        ticket = controller.choose(Context(batch_size))
+        ticket = controller.choose(load_context(batch_size))
         window = window_of(ticket.plan)
-        kept = [int((np.cumprod(rng.random(window) < alpha)).sum()) for _ in range(batch_size)]
-        seconds = step(batch_size, window + 1) + window * draft
-        controller.observe(ticket, round_outcome(ticket, [window] * batch_size, kept, seconds))
+        drafted = [window if rng.random() < proposing else 0 for _ in range(batch_size)]
+        kept = [int((np.cumprod(rng.random(count) < alpha)).sum()) for count in drafted]
+        seconds = step(batch_size, 1 + sum(drafted) / batch_size) + window * draft
+        controller.observe(ticket, round_outcome(ticket, drafted, kept, seconds))
         windows.append(window)
     return windows
 
@@ -70,3 +81,18 @@ def test_the_window_falls_to_0_under_load_and_comes_back():
     assert np.mean(alone[-100:]) > 4
     assert np.mean(np.array(busy[-100:]) == 0) > 0.7
     assert np.mean(again[-50:]) > 2.5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_busy_engine_shows_of_other_requests_does_not_stop_drafting_in_quiet_hours(seed):
+    """One row that copies with n-grams, and eight that do not, in turn."""
+    controller, rng = window_controller([1, 3, 6], one_pass=True, hold=2, seed=seed), np.random.default_rng(seed)
+
+    def step(batch, positions):
+        return 0.016 + 0.0007 * batch * positions
+
+    for _ in range(8):
+        alone = simulate(controller, 1, 0.97, step, 0.0, 20, rng)
+        busy = simulate(controller, 8, 0.25, step, 0.0, 60, rng, proposing=0.3)
+    assert np.mean(np.array(alone) == 6) > 0.8
+    assert np.mean(np.array(busy) == 0) > 0.6
