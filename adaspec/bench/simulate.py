@@ -19,7 +19,7 @@ from adaspec.bench.common import bars
 from adaspec.bench.config import build, several
 from adaspec.bench.launch import launch
 from adaspec.bench.scenarios import Setting
-from adaspec.bench.tournament import Entrant, Oracle, judge, run, standing, summary
+from adaspec.bench.tournament import Entrant, Oracle, by_policy, judge, run, standing, summary
 
 COLUMNS = {
     "share_of_best_fixed": "share of best fixed",
@@ -119,7 +119,7 @@ def _report(results: Sequence[Mapping[str, Any]], out: Path, *, plots: bool) -> 
     """Table and pictures into ``out``, the table and, as the last line, the summary to standard output."""
     figures = {"scenarios": summary(results)}
     (out / "summary.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    table = "\n\n".join([*(_table(name, group) for name, group in figures["scenarios"].items()), _standings(figures)])
+    table = "\n\n".join([*(_table(name, group) for name, group in figures["scenarios"].items()), _standings(results)])
     (out / "table.md").write_text(table + "\n", encoding="utf-8")
     print(table)
     if plots and results:
@@ -130,14 +130,18 @@ def _report(results: Sequence[Mapping[str, Any]], out: Path, *, plots: bool) -> 
     print(json.dumps(figures), flush=True)
 
 
-def _standings(figures: Mapping[str, Any]) -> str:
-    """A line per policy: where it is first, and how far behind the first it can be."""
-    scenarios = figures["scenarios"]
-    lines = ["| policy | first or tied | least share of the winner | where |", "|---|---:|---:|---|"]
-    for policy in dict.fromkeys(policy for group in scenarios.values() for policy in group):
-        own = standing(scenarios, policy)
+def _standings(results: Sequence[Mapping[str, Any]]) -> str:
+    """A line per policy: where it is first or tied by either rule, and how far behind the first it can be."""
+    table = by_policy(results)
+    lines = [
+        "| policy | nobody ahead, seed by seed | intervals overlap | least share of the winner | where |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for policy in dict.fromkeys(policy for group in table.values() for policy in group):
+        own = standing(table, policy)
         if own is not None:
-            lines.append(f"| {policy} | {own.first} of {own.of} | {own.worst:.3f} | {own.where} |")
+            counts = f"{own.tied} of {own.of} | {own.near} of {own.of}"
+            lines.append(f"| {policy} | {counts} | {own.worst:.3f} | {own.where} |")
     return "\n".join(lines)
 
 

@@ -99,13 +99,29 @@ def test_a_summary_averages_over_seeds():
 
 
 def test_a_standing_counts_ties_and_finds_the_worst_place():
-    def own(share, ci):
-        return {"share_of_best_fixed": share, "ci": ci}
+    def runs(share, *regrets):
+        return [{"share_of_best_fixed": share, "time_regret_seconds": regret} for regret in regrets]
 
-    table = {"s": {"p": own(0.985, 0.01), "q": own(1.0, 0.01)}, "r": {"p": own(0.9, 0.01), "q": own(1.0, 0.01)}}
-    assert standing(table, "p") == Standing(1, 2, 0.9, "r")
-    assert standing(table, "q") == Standing(2, 2, 1.0, "s")
+    table = {
+        "apart": {"p": runs(0.9, 5.0, 5.1, 5.2, 5.3), "q": runs(1.0, 0.0, 0.1, 0.2, 0.4)},
+        "together": {"p": runs(0.97, 2.0, 9.0, 4.0, 1.0), "q": runs(1.0, 1.0, 8.5, 3.5, 0.3)},  # always a little behind
+        "crossed": {"p": runs(0.98, 2.0, 4.0, 6.0, 8.0), "q": runs(1.0, 7.9, 1.9, 3.9, 5.9)},
+    }
+    assert standing(table, "p") == Standing(1, 2, 3, 0.9, "apart")
+    assert standing(table, "q") == Standing(3, 3, 3, 1.0, "apart")
     assert standing(table, "nobody") is None
+
+
+def test_a_lead_counts_less_the_more_policies_were_looked_at():
+    """A lead that one rival alone has at the 5 % level is no lead of the best of thirty."""
+
+    def runs(*regrets):
+        return [{"share_of_best_fixed": 1.0, "time_regret_seconds": regret} for regret in regrets]
+
+    pair = {"p": runs(1.0, 2.0, 3.0, 4.0), "q": runs(0.5, 1.1, 2.6, 3.7)}
+    many = pair | {f"r{number}": runs(9.0, 9.1, 9.3, 9.2) for number in range(29)}
+    assert standing({"s": pair}, "p").tied == 0
+    assert standing({"s": many}, "p").tied == 1
 
 
 @pytest.mark.parametrize("name", config.names("policy"))
