@@ -47,6 +47,7 @@ class SamplingParams:
 
 
 GREEDY = SamplingParams()
+_COLDEST = torch.finfo(torch.float32).tiny  # a smaller temperature would be 0 as a float32, and every law nan
 
 
 class Uniforms:
@@ -123,7 +124,7 @@ class Sampler:
         temperatures = [p.temperature for p in params]
         self.greedy = not any(temperatures)
         self._greedy_rows = column([p.temperature == 0.0 for p in params]) if 0.0 in temperatures else None
-        self._divisor = column([each or 1.0 for each in temperatures])
+        self._divisor = column([max(each, _COLDEST) if each else 1.0 for each in temperatures])
         self._top_k = column([p.top_k for p in params]) if any(p.top_k for p in params) else None
         self._top_p = column([p.top_p for p in params]) if any(p.top_p < 1 for p in params) else None
         self._min_p = column([p.min_p for p in params]) if any(p.min_p for p in params) else None

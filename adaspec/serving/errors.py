@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
@@ -62,7 +63,7 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
 async def on_invalid(request: Request, error: Exception) -> JSONResponse:
     """Answers a body that the schema refuses, naming its first fault."""
     assert isinstance(error, RequestValidationError)
-    fault = error.errors()[0]
+    fault = _fault(error.errors())
     place = [clean(str(part)) for part in fault["loc"][1:] if not isinstance(part, int)]  # behind "body" or "query"
     if fault["type"] == "json_invalid":
         return ApiError(400, "the body is no JSON", code="invalid_json").response()
@@ -71,6 +72,12 @@ async def on_invalid(request: Request, error: Exception) -> JSONResponse:
     message = fault["msg"].removeprefix("Value error, ")
     param = place[0] if place else None
     return ApiError(400, f"{param or 'the body'}: {message}", param=param, code=fault["type"]).response()
+
+
+def _fault(faults: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The fault to tell: of the first field at fault, rather one of a value than that another type would do too."""
+    of_field = [each for each in faults if each["loc"][:2] == faults[0]["loc"][:2]]
+    return next((each for each in of_field if not each["type"].endswith("_type")), faults[0])
 
 
 async def on_failure(request: Request, error: Exception) -> JSONResponse:

@@ -28,10 +28,10 @@ def _plan(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_utf8)]
-StopText = Annotated[Text, Field(min_length=1, max_length=256)]
+StopText = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_utf8)]
 Token = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 Tokens = Annotated[list[Token], Field(min_length=1)]
-Prompt = Annotated[Text, Field(min_length=1)]
+Prompt = Annotated[str, Field(min_length=1), AfterValidator(_utf8)]
 
 
 class _Strict(BaseModel):

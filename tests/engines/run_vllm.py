@@ -192,9 +192,9 @@ def play(setting):
     if steered:
         arena.play_all(setting)
     else:
-        for rows in (LOW, HIGH):
-            arena.decode(rows, 16)  # the first steps of a shape compile
-            arena.phase(MEASURE, "plain", rows)
+        for _ in range(2):  # the first steps of a shape compile
+            for rows in (LOW, HIGH):
+                arena.phase(MEASURE, "plain", rows)
     arena.scheduler.shutdown()
     return 0
 

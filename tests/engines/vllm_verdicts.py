@@ -97,7 +97,7 @@ def equality(phases):
 def change(phases):
     """The window is not stuck."""
     seen = sorted({window for each in phases if each.arm == OURS for _, window in each.sequence})
-    return Verdict(len(seen) > 1, f"the window changes: {seen} were played")
+    return Verdict(len(seen) > 1 if seen else None, f"the window changes: {seen} were played")
 
 
 def pays(phases, arm, rows):

@@ -106,6 +106,27 @@ def test_a_bad_completion_names_its_fault(http, change, status, param) -> None:
         assert error["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"stop": ["a", ""]}, "at least 1 character"),
+        ({"stop": ["a"] * 17}, "at most 16 items"),
+        ({"prompt": ["a"] * 65}, "at most 64 items"),
+        ({"prompt": [-1]}, "greater than or equal to 0"),
+        ({"prompt": 3, "stop": ""}, "stop: String should have at least 1 character"),
+    ],
+    ids=str,
+)
+def test_a_field_of_several_types_tells_what_is_wrong_with_the_one_it_has(http, change, told) -> None:
+    assert told in error_of(post(http, "/v1/completions", GOOD | change), 400)["message"]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 5e-324, 1e-39])
+def test_a_temperature_next_to_nothing_takes_the_likeliest_tokens(http, temperature) -> None:
+    greedy, cold = (post(http, "/v1/completions", GOOD | {"temperature": each}).json() for each in (0, temperature))
+    assert cold["choices"] == greedy["choices"]
+
+
 @pytest.mark.parametrize(("change", "status", "param"), BAD_CHATS, ids=[str(change)[:40] for change, _, _ in BAD_CHATS])
 def test_a_bad_chat_names_its_fault(http, change, status, param) -> None:
     assert error_of(post(http, "/v1/chat/completions", CHAT | change), status)["param"] == param
