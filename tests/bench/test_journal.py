@@ -1,6 +1,7 @@
 """The folder of a run, without models: units are kept whole or not at all, and a run goes on only as it began."""
 
 import json
+from pathlib import Path
 
 import pytest
 from bench_runs import lines
@@ -79,20 +80,25 @@ def test_what_stands_behind_a_broken_line_is_not_trusted(tmp_path):
     assert kept(tmp_path) == [["a"], ["a", "a"]]
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    opened = Journal(tmp_path)
+@pytest.mark.parametrize("full", [False, True])
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, full):
+    opened, write = Journal(tmp_path), Path.write_text
     opened.write("sweep.json", {"t": 1.0})
 
-    def full(path, *arguments, **options):
-        with path.open("w") as file:
-            file.write("{half")
-        raise OSError("full")
+    def beside(path, text, **options):
+        assert path.name != "sweep.json", "is written over, so that a crash would leave half of it"
+        write(path, text[:5] if full else text, **options)
+        if full:
+            raise OSError("full")
 
-    monkeypatch.setattr("pathlib.Path.write_text", full)
-    with pytest.raises(OSError, match="full"):
+    monkeypatch.setattr(Path, "write_text", beside)
+    if full:
+        with pytest.raises(OSError, match="full"):
+            opened.write("sweep.json", {"t": 2.0})
+    else:
         opened.write("sweep.json", {"t": 2.0})
-    assert json.loads((tmp_path / "sweep.json").read_text()) == {"t": 1.0}
-    assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob(".*.part"))
+    assert json.loads((tmp_path / "sweep.json").read_text()) == {"t": 1.0 if full else 2.0}
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".part")]
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ import pytest
 from bench_runs import lines
 from omegaconf import OmegaConf
 
+from adaspec.bench import harness
 from adaspec.bench.harness import _Run
 from adaspec.bench.journal import Journal
 from adaspec.bench.methods import Answer
 from adaspec.bench.workload import Question
+from adaspec.plan import Plan
 
 QUESTIONS = [Question(id=f"q{number}", kind="chat", turns=("one", "two")[: 1 + number % 2]) for number in range(3)]
 
@@ -66,6 +68,16 @@ def test_a_repetition_begins_anew_with_a_seed_of_its_own(tmp_path):
     run(tmp_path, log, names=("a",)).play(NO_MIRROR)
     assert [event for event in log if event[1] in ("start", "restore")] == [("a", "start", 10), ("a", "start", 11)]
     assert {request[2] for _, request, tag in log if tag == "chat"} == {0, 1}
+
+
+def test_the_best_fixed_plan_is_searched_once(tmp_path, monkeypatch):
+    """A run that goes on compares with the plan that it began with."""
+    found = [{Plan.parse("t/d:2"): 3.0, Plan.parse("t"): 1.0}]
+    monkeypatch.setattr(harness, "best_plan", lambda *given: found.pop())
+    for _ in range(2):
+        best = harness._best(OmegaConf.create({"methods": ["best_fixed"]}), Journal(tmp_path), None, (), print)
+        assert list(map(str, best)) == ["t/d:2", "t"]
+    assert harness._best(OmegaConf.create({"methods": ["plain"]}), Journal(tmp_path), None, (), print) == {}
 
 
 @pytest.mark.parametrize("tagged", [True, False])
