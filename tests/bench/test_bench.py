@@ -74,6 +74,12 @@ def test_every_line_of_the_records_is_as_it_should_be(run):
         assert {"model", "query_len", "batch_size", "seq_len", "seconds"} == set(line["passes"][0])
 
 
+def test_an_answer_tells_its_speed_and_its_tokens_per_round(run):
+    for line in lines(run / "prompts.jsonl"):
+        assert line["tokens_per_second"] == line["tokens"] / line["seconds"]
+        assert line["mean_accepted_length"] == line["tokens"] / line["rounds"]
+
+
 def test_rounds_add_up_to_the_tokens_of_their_prompts(run):
     sums, numbers = Counter(), {}
     for line in lines(run / "rounds.jsonl"):
@@ -99,6 +105,7 @@ def test_the_summary_says_what_the_issue_asks_for(run):
         assert (own["prompts"], own["repeats"]) == (2, 2)
         assert set(own["kinds"]) == {"chat"}
     assert found["methods"]["plain"]["speedup"] == 1.0
+    assert found["objective"] == found["methods"]["thompson"]["speedup"]
     assert str(Plan.parse(found["best_fixed_plan"])) == found["best_fixed_plan"]
     assert found["complete"]
     assert found["machine"]["threads"] == 1

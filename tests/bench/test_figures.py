@@ -35,6 +35,24 @@ def test_speeds_are_means_over_questions_and_speedups_ratios_of_them():
     assert own["kinds"]["code"]["texts_equal"] is True
 
 
+def test_a_ratio_is_one_of_means_and_repetitions_count_alike():
+    lines = [
+        line("plain", "a", 5, 0.5),
+        line("plain", "a", 5, 0.5, turn=1, digest="y"),  # 10 tokens/s
+        line("plain", "b", 10, 2.0),  # 5
+        line("plain", "a", 10, 1.0, repeat=1),  # 10
+        line("ours", "a", 20, 0.5),
+        line("ours", "a", 20, 0.5, turn=1, digest="y"),  # 40
+        line("ours", "b", 10, 2.0),  # 5
+        line("ours", "a", 10, 1.0, repeat=1),  # 10
+    ]
+    own = figures(lines, greedy=True)["ours"]
+    assert own["speedup_spread"] == pytest.approx([10 / 10, (40 + 5) / (10 + 5)])
+    assert own["speedup"] == pytest.approx(2.0)
+    assert own["tokens_per_second"] == pytest.approx(((40 + 5) / 2 + 10) / 2)
+    assert own["texts_equal"] is True  # turn by turn
+
+
 def test_sampled_texts_are_not_compared_and_a_run_without_plain_has_no_speedup():
     assert figures(LINES, greedy=False)["ours"]["texts_equal"] is None
     alone = figures([one for one in LINES if one["method"] == "ours"], greedy=True)["ours"]
