@@ -91,7 +91,7 @@ def equality(phases):
     """Every arm gives the tokens that the engine gives without speculation."""
     wrong = sorted({f"{each.arm} at {each.rows} rows" for each in phases if not each.same})
     exceptions = f", but not for {', '.join(wrong)}" if wrong else ""
-    return Verdict(not wrong, f"greedy tokens are those without speculation{exceptions}")
+    return Verdict(not wrong if phases else None, f"greedy tokens are those without speculation{exceptions}")
 
 
 def change(phases):
