@@ -8,8 +8,12 @@ from adaspec.controller import Controller
 from adaspec.costs import CostModel
 from adaspec.outcome import Decision, EdgeOutcome, RoundOutcome
 from adaspec.plan import Context, Plan, PlanSpace
+from adaspec.priors import CostPriors
 
 TARGET, DRAFTER = "target", "draft"
+PRIORS = CostPriors(residual_spread=0.3, residual_strength=8.0)
+"""An engine tells the seconds of whole steps alone, so no pass is measured and the forecast of a window that was not
+played is a guess: what a window itself brought counts after a hold."""
 HOLD = 8  # rounds per pull: an engine's step is timed with the draft of the next one, so a change blurs a round
 
 
@@ -25,7 +29,7 @@ def window_controller(windows: Iterable[int], *, one_pass: bool = False, hold: i
         ValueError: a window below 0.
     """
     space = window_space(windows)
-    return Controller(space, costs=CostModel(space, one_pass=(DRAFTER,) if one_pass else ()), hold=hold, seed=seed)
+    return Controller(space, costs=CostModel(space, PRIORS, (DRAFTER,) if one_pass else ()), hold=hold, seed=seed)
 
 
 def load_context(batch_size: int, seq_len: int = 0) -> Context:

@@ -106,7 +106,7 @@ def test_a_window_shows_its_result_one_step_later(adapter):
         seen.append((ticket, outcome)),
         observe(ticket, outcome),
     )
-    run(scheduler, 60, accepted=1)
+    run(scheduler, 300, accepted=1)
     assert len({window for _, window in scheduler.adaspec.recent}) > 1
     assert sum(rounds(scheduler).values()) == len(seen) > 20
     for ticket, outcome in seen:

@@ -1,3 +1,5 @@
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -95,4 +97,35 @@ def test_what_a_busy_engine_shows_of_other_requests_does_not_stop_drafting_in_qu
         alone = simulate(controller, 1, 0.97, step, 0.0, 20, rng)
         busy = simulate(controller, 8, 0.25, step, 0.0, 60, rng, proposing=0.3)
     assert np.mean(np.array(alone) == 6) > 0.8
-    assert np.mean(np.array(busy) == 0) > 0.6
+    assert np.mean(np.array(busy) <= 1) > 0.6  # both are equally fast there, 370 tokens/s
+
+
+@pytest.mark.parametrize(
+    ("seconds", "acceptance", "one_pass"),
+    [
+        ({0: 0.046, 1: 0.051, 3: 0.102, 6: 0.171}, 0.8, False),  # a drafter as slow as the target, as vLLM showed it
+        ({0: 0.046, 1: 0.050, 3: 0.056, 6: 0.066}, 0.8, False),
+        ({0: 0.046, 1: 0.050, 3: 0.060, 6: 0.075}, 0.05, False),
+        ({0: 0.030, 1: 0.045, 3: 0.075, 6: 0.120}, 0.3, True),
+    ],
+    ids=["slow draft", "fast draft", "poor draft", "dear verification"],
+)
+def test_the_right_window_is_found_where_only_whole_steps_are_timed(seconds, acceptance, one_pass):
+    """Rounds 200 to 600, the mean of eight seeds: at 0.95 of the best window's speed or more, no seed below 0.85."""
+    best = max(sum(acceptance**k for k in range(window + 1)) / spent for window, spent in seconds.items())
+    shares = []
+    for seed in range(8):
+        rng = random.Random(seed)
+        controller = window_controller(seconds, one_pass=one_pass, seed=seed)
+        tokens = spent = 0.0
+        for step in range(600):
+            decision = controller.choose(load_context(1, 100))
+            window = window_of(decision.plan)
+            kept = next((k for k in range(window) if rng.random() >= acceptance), window)
+            took = seconds[window] * rng.uniform(0.9, 1.1)
+            controller.observe(decision, round_outcome(decision, [window], [kept], took))
+            if step >= 200:
+                tokens, spent = tokens + kept + 1, spent + took
+        shares.append(tokens / spent / best)
+    assert sum(shares) / len(shares) > 0.95
+    assert min(shares) > 0.85
