@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-from adaspec.faults import words
-
 
 def check_device(name: str) -> None:
     """Tells whether torch can compute on a device.
@@ -19,7 +17,7 @@ def check_device(name: str) -> None:
     try:
         torch.zeros(1, device=name).item()
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {name!r} cannot be used: {words(error)}") from None
+        raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def check_threads(count: int) -> None:

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from adaspec.decoding.cache import KVCache
 from adaspec.decoding.model import Model, fit, pick
-from adaspec.faults import words
 
 KEY_BUCKETS = (512, 2048, 8192, 32768)  # cache slots that a graph attends to; the whole cache is always the last
 ALIGNED = 64  # caches have a multiple of so many slots: kernels take masks whose rows are aligned
@@ -175,7 +174,7 @@ class GraphModel(Model):
             try:
                 self._graphs.insert(0, self._graph(shape, self._static))
             except RuntimeError as error:
-                self.report.failed[shape] = words(error)
+                self.report.failed[shape] = str(error).splitlines()[0]
         self.report.shapes = [graph.shape for graph in self._graphs]
         self.report.seconds = time.perf_counter() - began
         self.report.bytes = self._capture.held_bytes() - before
