@@ -292,7 +292,7 @@ def _best(
         return {}
     known = journal.read("sweep.json")
     if known is None:
-        rates = best_plan(config, ask, asked, tell, list(ask.assembly.space))
+        rates = best_plan(config, ask, asked, tell)
         known = {str(plan): rate for plan, rate in rates.items()}
         journal.write("sweep.json", known)
     return {Plan.parse(text): rate for text, rate in known.items()}

@@ -192,13 +192,13 @@ def check_methods(config: DictConfig) -> None:
 
 
 def best_plan(
-    config: DictConfig, ask: Asking, asked: Sequence[Question], tell: Tell, plans: Sequence[Plan]
+    config: DictConfig, ask: Asking, asked: Sequence[Question], tell: Tell, plans: Sequence[Plan] = ()
 ) -> dict[Plan, float]:
-    """The sweep over ``plans``, on first turns spread over the workload; see ``methods.sweep``."""
+    """The sweep over ``plans`` (none given: all), on first turns spread over the workload; see ``methods.sweep``."""
     count = min(max(config.plans.sweep_prompts, 1), len(asked))
     spread = [asked[index * len(asked) // count] for index in range(count)]
     requests = [ask.request(question.turns[0], tokens=config.plans.sweep_tokens) for question in spread]
-    return sweep(ask.assembly, plans, requests, tell)
+    return sweep(ask.assembly, plans or list(ask.assembly.space), requests, tell)
 
 
 def _plan(name: str, assembly: Assembly) -> Plan:
