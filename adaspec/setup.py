@@ -194,6 +194,11 @@ class Setup:
         name = Path(self.target).name if Path(self.target).exists() else self.target
         return f"{name} ({self.precision} on {self.device})"
 
+    @property
+    def smaller_models(self) -> tuple[str, ...]:
+        """Sources of the drafters that are models of the target's tokenizer, whatever precision they are asked in."""
+        return tuple(spec.model_source or "" for spec in self.drafters if spec.kind == "model")
+
     def closure(self, names: Iterable[str]) -> tuple[DrafterSpec, ...]:
         """The drafters of these names and the parts they are made of, parts first."""
         wanted = set(names)

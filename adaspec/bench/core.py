@@ -190,7 +190,7 @@ def _ours(assembly: Assembly, window: int) -> list[Stateless]:
 
 def _theirs(own: Setup, source: Path, config: DictConfig) -> list[Stateless]:
     """`transformers` on the same weights, per type of weights: eager, static cache, assisted, prompt lookup."""
-    models = [resolve(spec.source, offline=True) for spec in own.drafters if spec.kind == "model"]
+    models = [resolve(smaller, offline=True) for smaller in own.smaller_models]
     methods = []
     for dtype in config.dtypes:
         model = load(source, dtype)

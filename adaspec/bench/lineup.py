@@ -215,10 +215,10 @@ def _theirs(config: DictConfig, assembly: Assembly, own: Setup) -> dict[str, Sta
     model, window = _peer(config, own.target, own), config.runner.hf_window
     options: dict[str, dict[str, Any]] = {"hf": {}, "hf_lookup": {"prompt_lookup_num_tokens": window}}
     if any("assisted" in name for name in wanted):
-        pair = [spec for spec in own.drafters if spec.kind == "model"]
-        if not pair:
+        smaller = own.smaller_models
+        if not smaller:
             raise ValueError("hf_assisted needs a smaller model among models.drafters, and there is none")
-        assistant = _peer(config, pair[0].source, own)
+        assistant = _peer(config, smaller[0], own)
         options["hf_assisted"] = {"assistant_model": assistant, "schedule": peers.constant(window)}
         options["hf_assisted_heuristic"] = {"assistant_model": assistant, "schedule": peers.HEURISTIC}
     stops = assembly.generator.stop_ids

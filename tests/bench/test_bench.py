@@ -9,6 +9,7 @@ from bench_runs import lines, words
 
 from adaspec.bench import harness, journal
 from adaspec.bench.methods import Adaptive
+from adaspec.bench.tiny import save_model
 from adaspec.cli import main
 from adaspec.plan import Plan
 
@@ -320,6 +321,13 @@ def test_the_core_is_measured_through_the_bench(tmp_path, capsys, monkeypatch):
     assert min(found["round_anatomy"][name] for name in ("draft", "verify", "sampling", "host")) > 0.0
     assert 0.0 < found["controller_share"] < 1.0
     assert found["bandwidth_share"] is not None
+
+
+def test_assisted_generation_takes_the_weights_of_a_drafter_of_another_precision(tmp_path, capsys):
+    save_model(tmp_path / "small", seed=1)
+    own = ("methods=[plain,hf_assisted]", f"models.drafters=['draft=int8:{tmp_path / 'small'}']", "workload.limit=1")
+    assert main(words(tmp_path / "run", *own)) == 0
+    assert set(json.loads(capsys.readouterr().out.splitlines()[-1])["methods"]) == {"plain", "hf_assisted"}
 
 
 def test_chains_of_three_are_measured_beside_their_forecast(tmp_path, capsys):
