@@ -21,7 +21,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         help="repeatable: lookup, lookup:MIN-MAX (n-grams), a precision such as int8 (the target's own weights in it), "
         "head (the feature drafter made for the default target), a model or feature drafter, int8:MODEL (in its own "
         "precision), bridge:MODEL (of another tokenizer), A+B (two named before, as one), python:module.Class (yours) "
-        "(default: lookup, and int4 for the default target where there is a C compiler)",
+        "(default: lookup, and int4 and lookup+int4 for the default target where there is a C compiler)",
     )
     group.add_argument("--plan", metavar="PLAN", help="pin one plan, such as target/mid/draft:8,3, or target")
     group.add_argument("--windows", default="2,4,8", help="windows to choose from (default: %(default)s)")

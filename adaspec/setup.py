@@ -128,11 +128,11 @@ def parse_drafters(texts: Iterable[str]) -> tuple[DrafterSpec, ...]:
 def usual_drafters(target: str, device: str = "cpu", runner: str = "auto") -> tuple[DrafterSpec, ...]:
     """The drafters of a target when none are named.
 
-    Any target has lookup. Where passes are computed in C the default one has an int4 copy of itself as well; others
-    may have it too (``--drafter int4``), but nobody has measured what it is worth there.
+    Any target has lookup. Where passes are computed in C the default one has an int4 copy of itself as well, and both
+    together; others may have them too (``--drafter int4``), but nobody has measured what they are worth there.
     """
     native = device == "cpu" and runner in ("auto", "native") and can_compile()
-    return parse_drafters(["lookup", "int4"] if native and target == DEFAULT_TARGET else ["lookup"])
+    return parse_drafters(["lookup", "int4", "lookup+int4"] if native and target == DEFAULT_TARGET else ["lookup"])
 
 
 @dataclass(frozen=True, slots=True)
