@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class DrafterSpec:
         if not source:
             raise ValueError(f"a drafter is written [NAME=]SOURCE, got {text!r}")
         names, parts = set(known), tuple(source.split("+"))
+        _check_parts(source, parts, names)
         spec = cls(name, source, parts if len(parts) > 1 and names.issuperset(parts) else ())
         if not sign:
             spec = cls(spec._short_name(), source, spec.parts)
@@ -205,6 +206,18 @@ class Setup:
         for spec in reversed(self.drafters):  # parts stand before their hybrids
             wanted.update(spec.parts if spec.name in wanted else ())
         return tuple(spec for spec in self.drafters if spec.name in wanted)
+
+
+def _check_parts(source: str, parts: Sequence[str], known: Collection[str]) -> None:
+    """Refuses what reads as a hybrid of drafters that are not there yet.
+
+    Raises:
+        ValueError: a part that no drafter before it has as its name.
+    """
+    missing = [part for part in parts if part not in known]
+    usual = {"lookup", "head", *CPU_PRECISIONS, *known}
+    if missing and len(parts) > 1 and not usual.isdisjoint(parts) and not Path(source).exists():
+        raise ValueError(f"the drafter {source} is made of drafters given before it, and {missing[0]} is not one")
 
 
 def span(setup: Setup) -> PlanSpace:

@@ -76,7 +76,7 @@ class StateFile:
             return None
         try:
             state = json.loads(content, parse_constant=_refuse)
-        except ValueError:  # of UTF-8 or of JSON
+        except (ValueError, RecursionError):  # of UTF-8 or of JSON, or nested without end
             state = None
         if not isinstance(state, dict):
             raise ValueError(f"{self.place} holds no state")

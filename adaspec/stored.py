@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 Check: TypeAlias = Callable[[Any, str], None]
+LARGEST = 1e150  # of a number: its square is still one
 _ROUNDING = 1e-6  # sums that fade and are taken apart again may miss their bounds by so much
 
 
@@ -20,7 +21,7 @@ def number(least: float = -math.inf, *, whole: bool = False) -> Check:
     def check(value: Any, place: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
             raise ValueError(f"{place} is {'a whole' if whole else 'a'} number, got {value!r:.60}")
-        if not math.isfinite(value) or value < least - (0.0 if whole else _ROUNDING):
+        if not abs(value) <= LARGEST or value < least - (0.0 if whole else _ROUNDING):
             bound = f" of at least {least:g}" if least > -math.inf else ""
             raise ValueError(f"{place} is a finite number{bound}, got {value!r:.60}")
 

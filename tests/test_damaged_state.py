@@ -53,6 +53,7 @@ DAMAGES = {
     "negative": lambda value: -abs(value) - 1 if isinstance(value, int | float) else -1,
     "nan": lambda value: math.nan,
     "infinite": lambda value: math.inf,
+    "huge": lambda value: 10**400,
     "half": lambda value: value + 0.5 if isinstance(value, int | float) else 0.5,
     "cut": lambda value: value[:-1] if isinstance(value, list | str) else [],
     "longer": lambda value: [*value, 0] if isinstance(value, list) else [value],
@@ -118,6 +119,7 @@ COUNTS = ("costs", "acceptance", "sums", "t/d")
         (("costs", "passes", "models", "t", "moments", 3, 1), "null", r"t\.moments\[3\]\[1\] is a number, got None"),
         (("costs", "passes", "models", "t", "spread"), "drop", r"passes\.models\.t lacks 'spread'"),
         (("costs", "switching", "fed"), "text", r"costs\.switching\.fed is a list of 3, got '7'"),
+        (("totals", "t", 1), "huge", r"totals\.t\[1\] is a finite number of at least 0, got 1000"),
         (("rng", "state", "inc"), "negative", "rng is no state of a PCG64"),
     ],
 )

@@ -40,7 +40,9 @@ def test_a_state_survives_a_round_trip(folder):
     assert fresh.state_dict() == controller.state_dict()
 
 
-@pytest.mark.parametrize("content", [b"", b'{"format": "adas', b"\xff\xfe", b"[1, 2]", b"null", b'{"seconds": NaN}'])
+@pytest.mark.parametrize(
+    "content", [b"", b'{"format": "adas', b"\xff\xfe", b"[1, 2]", b"null", b'{"seconds": NaN}', b"[" * 100_000]
+)
 def test_a_corrupt_file_is_set_aside_not_deleted(tmp_path, caplog, content):
     path = tmp_path / "state.json"
     path.write_bytes(content)

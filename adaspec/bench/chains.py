@@ -52,7 +52,11 @@ def chains(config: DictConfig, out: Path) -> dict[str, Any]:
         asked = fitting(config, ask, questions(config))
         depths = {depth: [plan for plan in assembly.space if plan.depth == depth] for depth in (2, 3)}
         if not all(depths.values()):
-            raise ValueError(f"a chain of three needs two drafters and plans.max_depth=3, got {list(assembly.runners)}")
+            given = ", ".join(spec.name for spec in own.drafters)
+            raise ValueError(
+                "a chain of three needs two drafters, a model among them, and plans.max_depth=3; the drafters are "
+                f"{given}, the depth {config.plans.max_depth}"
+            )
         plans = [assembly.space.plain]
         for own_depth in depths.values():
             plans += list(best_plan(config, ask, asked, tell, own_depth))[:KEPT]

@@ -183,12 +183,16 @@ def check_methods(config: DictConfig) -> None:
     if config.record.mode not in ("offline", "online"):
         raise ValueError(f"record.mode is offline or online, got {config.record.mode!r}")
     for name in config.methods:
-        if name not in (*OURS, *THEIRS):
-            try:
-                Plan.parse(name)
-            except ValueError:
-                known = ", ".join((*OURS, *THEIRS))
-                raise ValueError(f"the method {name!r} is not known; known are {known}, plans like a/b:4") from None
+        if name not in (*OURS, *THEIRS) and not _is_chain(name):
+            known = ", ".join((*OURS, *THEIRS))
+            raise ValueError(f"the method {name!r} is not known; known are {known}, plans like a/b:4")
+
+
+def _is_chain(name: str) -> bool:
+    try:
+        return Plan.parse(name).depth > 1
+    except ValueError:
+        return False
 
 
 def best_plan(

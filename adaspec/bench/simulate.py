@@ -57,9 +57,16 @@ def main(overrides: Sequence[str]) -> int:
 
 
 def simulate(config: DictConfig, out: Path) -> int:
-    """Plays every unit that ``out`` does not hold yet, and writes table, pictures and summary there."""
+    """Plays every unit that ``out`` does not hold yet, and writes table, pictures and summary there.
+
+    Raises:
+        ValueError: fewer than 1 round or seed, or a scenario that cannot be played.
+    """
+    for name in ("rounds", "seeds"):
+        if config[name] < 1:
+            raise ValueError(f"{name} is at least 1, got {config[name]}")
     units, file = _units(config), out / "units.jsonl"
-    results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    results = _finished(file)
     done = [result["key"] for result in results]
     todo = [unit for unit in units if unit.key not in done]
     results = [result for result in results if result["key"] in [unit.key for unit in units]]
@@ -70,10 +77,22 @@ def simulate(config: DictConfig, out: Path) -> int:
                 results.append(result)
                 print(json.dumps(result), file=lines, flush=True)
     except KeyboardInterrupt:
-        print(f"interrupted: {len(results)} of {len(units)} pieces are kept in {out}", file=sys.stderr)
+        told = f"{len(results)} of {len(units)} pieces are kept; go on with the same words and hydra.run.dir={out}"
+        print(f"interrupted: {told}", file=sys.stderr)
         code = 130
     _report(results, out, plots=config.plots)
     return code
+
+
+def _finished(file: Path) -> list[dict[str, Any]]:
+    """The pieces that ``file`` holds; a last line that a crash has torn is cut off."""
+    if not file.is_file():
+        return []
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        file.write_text("".join(lines[:-1]), encoding="utf-8")
+        lines.pop()
+    return [json.loads(line) for line in lines]
 
 
 def _units(config: DictConfig) -> list[Unit]:

@@ -112,8 +112,11 @@ def choose(
     """The first so many of the kinds asked for. With ``per_kind`` the kinds take turns, so that a part has them all.
 
     Raises:
-        ValueError: a kind that is not there, or nothing left.
+        ValueError: a kind that is not there, a count below 1, or nothing left.
     """
+    for name, count in (("per_kind", per_kind), ("limit", limit)):
+        if count is not None and count < 1:
+            raise ValueError(f"workload.{name} is at least 1, got {count}")
     known = dict.fromkeys(question.kind for question in questions)
     for kind in kinds:
         if kind not in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from adaspec.bench.report import page, records
 
-    found = page.report([records.read(folder) for folder in records.find(arguments.runs)])
+    found = page.report(records.read_all(records.find(arguments.runs), lambda why: print(why, file=sys.stderr)))
     if arguments.png is not None:
         for path in page.save_pngs(found, arguments.png):
             print(path)

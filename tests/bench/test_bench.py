@@ -346,9 +346,22 @@ def test_chains_of_three_are_measured_beside_their_forecast(tmp_path, capsys):
         assert found["gain"][key] == pytest.approx(three / two)
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("methods=[plian]", "'plian' is not known; known are plain,"),
+        ("workload.limit=-1", "workload.limit is at least 1, got -1"),
+        ("models.drafters=['lookup+int4']", "lookup+int4 is made of drafters given before it, and lookup is not one"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_told(tmp_path, capsys, word, told):
+    assert main(words(tmp_path, word)) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_a_chain_of_three_needs_two_drafters(tmp_path, capsys):
     assert main(words(tmp_path, "measure=chains", "models.drafters=[lookup]")) == 2
-    assert "a chain of three needs two drafters" in capsys.readouterr().err
+    assert "the drafters are lookup, the depth 2" in capsys.readouterr().err
 
 
 def test_a_cold_policy_knows_nothing_of_the_prompt_before(tmp_path):

@@ -253,6 +253,14 @@ def test_what_is_no_run_is_told_in_one_line(tmp_path: Path, capsys) -> None:
     assert "no round and no prompt" in capsys.readouterr().err
 
 
+def test_a_run_without_anything_is_passed_over_beside_others(folder: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "prompts.jsonl").write_text("")
+    assert main(["report", str(folder), str(tmp_path / "empty"), "--out", str(tmp_path / "both.html")]) == 0
+    assert "no round and no prompt" in capsys.readouterr().err
+    assert (tmp_path / "both.html").stat().st_size > 1000
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": "something"}', '{"format": "adaspec.controller"}'])
 def test_a_broken_state_is_told_in_one_line(folder: Path, tmp_path: Path, capsys, text: str) -> None:
     other = copy(folder, tmp_path / "state")

@@ -270,11 +270,22 @@ def test_an_interrupted_run_keeps_what_is_done_and_goes_on_from_it(tmp_path, cap
     assert simulate.simulate(given, tmp_path) == 130
     shown = capsys.readouterr()
     assert "2 of 3 pieces are kept" in shown.err
+    assert f"hydra.run.dir={tmp_path}" in shown.err
+    with (tmp_path / "units.jsonl").open("a") as file:
+        file.write('{"key": ["pair')  # as a crash leaves it
     assert json.loads(shown.out.splitlines()[-1])["scenarios"]["pair_best_5"]["plain"]["seeds"] == 2
     monkeypatch.setattr(simulate, "_play", lambda units, workers: map(play, units))
     assert simulate.simulate(given, tmp_path) == 0
     assert len((tmp_path / "units.jsonl").read_text().splitlines()) == 3
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["scenarios"]["pair_best_5"]["plain"]["seeds"] == 3
+
+
+@pytest.mark.parametrize("name", ["rounds", "seeds"])
+def test_a_count_below_1_is_refused(name, tmp_path):
+    given = OmegaConf.structured(schema.SimulateConfig(policies=["plain"], scenarios=["pair_best_5"]))
+    given[name] = -5
+    with pytest.raises(ValueError, match=f"{name} is at least 1, got -5"):
+        simulate.simulate(given, tmp_path)
 
 
 def test_a_space_of_any_plan_can_be_pinned():

@@ -79,6 +79,24 @@ def test_variants_of_the_architecture(kind, fields):
     assert (passes(native, tokens, [37]) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
+def test_gates_far_below_zero_are_closed():
+    """silu(-100) is 0, where e^100 is beyond float32."""
+    module = tiny("llama")
+    for layer in module.model.layers:
+        layer.mlp.gate_proj.weight.mul_(800)
+    tokens, lowest = torch.arange(3, 40), []
+    hooks = [
+        layer.mlp.gate_proj.register_forward_hook(lambda *given: lowest.append(float(given[-1].min())))
+        for layer in module.model.layers
+    ]
+    expected = module(tokens[None]).logits[0]
+    assert min(lowest) < -200
+    for hook in hooks:
+        hook.remove()
+    error = (passes(NativeDecoder(module, "float32"), tokens, [37]) - expected).abs().max() / expected.abs().max()
+    assert error < 1e-5
+
+
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_a_row_is_the_same_bits_in_every_pass_and_on_every_number_of_threads(kind, precision):

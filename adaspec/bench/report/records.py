@@ -93,17 +93,42 @@ def find(places: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
+class EmptyRun(ValueError):
+    """A run that ended before anything was finished."""
+
+
+def read_all(folders: Iterable[Path], skip: Callable[[str], None]) -> list[Run]:
+    """The runs that hold anything; ``skip`` is told of the others.
+
+    Raises:
+        EmptyRun: none does.
+        ValueError, OSError: see ``read``.
+    """
+    found, empty = [], []
+    for folder in folders:
+        try:
+            found.append(read(folder))
+        except EmptyRun as error:
+            empty.append(error)
+    if not found:
+        raise empty[0]
+    for reason in empty:
+        skip(str(reason))
+    return found
+
+
 def read(folder: Path) -> Run:
     """One run.
 
     Raises:
-        ValueError: a line that is no record, by its number; a file that is no JSON or YAML; no record at all.
+        ValueError: a line that is no record, by its number; a file that is no JSON or YAML.
+        EmptyRun: no record at all.
         OSError: a file that cannot be read.
     """
     rounds, rounds_cut = _lines(folder / ROUNDS, _round)
     prompts, prompts_cut = _lines(folder / PROMPTS, _prompt)
     if not (rounds or prompts):
-        raise ValueError(f"there is nothing to report in {str(folder)!r}: no round and no prompt was finished")
+        raise EmptyRun(f"there is nothing to report in {str(folder)!r}: no round and no prompt was finished")
     states = {file.stem.removeprefix("controller-"): _json(file) for file in sorted(folder.glob("controller-*.json"))}
     summary = _json(folder / "summary.json") if (folder / "summary.json").exists() else None
     cut = tuple(name for name, half in ((ROUNDS, rounds_cut), (PROMPTS, prompts_cut)) if half)

@@ -72,10 +72,11 @@ INLINE v8 sums_of(const v8 *v)
 #endif
 }
 
-/* e^x, to 2e-7 of the result, for x up to 88: x = n ln 2 + r, then a polynomial for e^r (Cephes). */
+/* e^x, to 2e-7 of the result, for x within -87 .. 88 and of the nearer end for others: x = n ln 2 + r, then a polynomial
+   for e^r (Cephes). */
 INLINE v8 exponential(v8 x)
 {
-    x = larger(x, all(-87.0f));
+    x = -larger(-larger(x, all(-87.0f)), all(-88.0f));
     v8 n = x * 1.44269504f + 12582912.0f - 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
     v8 r = x - n * 0.693359375f + n * 2.12194440e-4f;
     v8 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
