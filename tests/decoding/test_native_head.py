@@ -3,7 +3,7 @@
 import pytest
 import torch
 from feature_toys import VOCAB, native_head, seeing_chain, toy_head
-from test_feature_load import REDUCED, SIZE, eagle_1, eagle_3, numbers, write
+from test_feature_load import REDUCED, SIZE, eagle_1, eagle_3, numbers, same_numbers_again, write
 from tiny_models import tiny
 
 from adaspec.decoding import feature_load
@@ -17,7 +17,8 @@ from adaspec.decoding.native.library import CompileError
 from adaspec.decoding.sampling import GREEDY, SamplingParams
 from adaspec.plan import Plan
 
-TOLERANCE = {"float32": 2e-5, "fp16": 5e-3, "int8": 0.1}  # of the largest logit, after up to four steps
+# Of the largest logit, after up to four steps; over fifty heads of such numbers 1e-5, 0.011 and 0.39 were the most.
+TOLERANCE = {"float32": 2e-5, "fp16": 2e-2, "int8": 0.6}
 PROMPTS = ((5, 6, 7, 11, 3, 9, 4), (8, 9, 4), (20, 3, 20, 3))
 BEGUN = {"layers.0.input_layernorm.weight": 1 + numbers(SIZE), "norm.weight": 1 + numbers(SIZE)}
 OFFSETS = {"d2t": torch.tensor([token - index for index, token in enumerate(REDUCED)])}
@@ -25,6 +26,7 @@ OFFSETS = {"d2t": torch.tensor([token - index for index, token in enumerate(REDU
 
 @pytest.fixture(params=["whole head", "reduced head"])
 def folder(tmp_path, request):
+    same_numbers_again()
     extra = OFFSETS if request.param == "reduced head" else {}
     return write(tmp_path / "head", eagle_1(bias=True, qkv_bias=True) | BEGUN | extra, rope_theta=50000.0)
 
