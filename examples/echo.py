@@ -6,7 +6,8 @@ adaspec generate "..." --drafter lookup --drafter python:examples.echo.EchoDraft
 import torch
 from torch import Tensor
 
-from adaspec.decoding.drafter import Batch, Draft, Drafter
+from adaspec.decoding.batch import Batch, Draft
+from adaspec.decoding.drafter import Drafter
 
 
 class EchoDrafter(Drafter):

@@ -11,9 +11,10 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
+from adaspec.decoding.batch import Batch, Draft
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.chain import Chain
-from adaspec.decoding.drafter import Batch, Draft, Drafter, ModelDrafter
+from adaspec.decoding.drafter import Drafter, ModelDrafter
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.sampling import GREEDY, Sampler, SamplingParams, Uniforms
 from adaspec.plan import Plan

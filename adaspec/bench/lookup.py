@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from adaspec.decoding.batch import Batch
 from adaspec.decoding.cache import TokenBuffer
-from adaspec.decoding.drafter import Batch
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import GREEDY, Sampler
 from adaspec.decoding.shadow import Shadow

@@ -22,9 +22,10 @@ from torch import Tensor
 from adaspec.assemble import TARGET, Assembly, DrafterSpec, Setup, assemble
 from adaspec.bench.traces import LONGEST, Curve, Proposals, Trace, runs
 from adaspec.compare import Pinned
+from adaspec.decoding.batch import Batch
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.chain import Chain
-from adaspec.decoding.drafter import Batch, Drafter
+from adaspec.decoding.drafter import Drafter
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.sampling import Sampler, SamplingParams
 from adaspec.theory import Edge

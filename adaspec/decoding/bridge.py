@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adaspec.decoding.batch import Batch, Draft
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.clock import WallClock
 from adaspec.decoding.confidence import sure_enough
-from adaspec.decoding.drafter import Batch, Draft, Drafter
+from adaspec.decoding.drafter import Drafter
 from adaspec.decoding.language_model import LanguageModel
 
 SEAM = 4  # the target's last tokens, tokenised again with what follows them, as a word may go on

@@ -9,9 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from adaspec.decoding.batch import Batch, Draft, Verdict
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.clock import WallClock
-from adaspec.decoding.drafter import Batch, Drafter, EdgeTally, ModelDrafter, Stage, Verdict
+from adaspec.decoding.drafter import Drafter, ModelDrafter, Stage
 from adaspec.decoding.feature import FeatureReader
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.lookup import LookupDrafter
@@ -19,6 +20,7 @@ from adaspec.decoding.profiling import Profiler
 from adaspec.decoding.sampling import Processor, Sampler, SamplingParams
 from adaspec.decoding.shadow import Shadow, overhear
 from adaspec.decoding.shield import Report, Shield
+from adaspec.decoding.tally import EdgeTally
 from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import LACKING, Context, Plan
 
@@ -290,9 +292,9 @@ class Chain:
             else:
                 outcomes.append(outcome)
         for stage, (_, drafter, window) in list(zip(self._stages[plan], plan.edges()))[1:]:
-            if stage.proposals and drafter not in self._shadows:
+            if drafter not in self._shadows:
                 tally = EdgeTally(window)
-                overhear(self._batch, stage.proposals, tally)
+                overhear(self._batch, stage.proposals(), tally)
                 outcomes.append(tally.drain(self.target.name, drafter))
         return tuple(outcome for outcome in outcomes if outcome.verifications)
 
@@ -300,27 +302,17 @@ class Chain:
         """The device's part of a round of a prepared plan: appends 1 .. ``limits`` [B] tokens per row, 0 where 0."""
         self._batch.committed = self._batch.sequence.lengths
         stages = self._stages[plan]
-        return stages[0].verify(self._batch, limits) if stages else self._plain(limits)
-
-    def _plain(self, limits: Tensor) -> Verdict:
-        """One token per row from the target alone; no drafter code."""
-        batch, active = self._batch, limits > 0
-        first = batch.sequence.lengths - 1
-        logits = self.target.logits(batch.sequence, first, 1, active)
-        token, _ = batch.sampler.choose(logits, batch.sequence, first, active)
-        counts = active.long()
-        batch.sequence.append(token[:, None], counts)
-        return Verdict(token[:, None], counts, None, logits)
+        if stages:
+            return stages[0].verify(self._batch, limits)
+        return self.target.verify(self._batch, Draft.none(limits), self._batch.committed, limits)
 
     def _commit(self, verdict: Verdict) -> tuple[list[list[int]], list[bool]]:
         """Trims the emitted tokens to what the rows keep, and ends the rows that are done."""
         kept, left = [], []
-        stops = self._batch.is_stop(verdict.tokens).tolist()
-        for row, (tokens, count, budget) in enumerate(
-            zip(verdict.tokens.tolist(), verdict.counts.tolist(), self._left)
-        ):
+        columns = (verdict.tokens, verdict.counts, self._batch.stop_ids)
+        for row, (tokens, count, stops, budget) in enumerate(zip(*(each.tolist() for each in columns), self._left)):
             tokens = tokens[:count]
-            ended = count > 0 and (stops[row][count - 1] or count >= budget)
+            ended = count > 0 and (tokens[-1] in stops or count >= budget)
             keep = self._watch(row, tokens) if self._watch and tokens else None
             kept.append(tokens[:keep])
             left.append(0 if ended or keep is not None else budget - count)
@@ -367,7 +359,7 @@ class Chain:
 
 def _scores(verdict: Verdict, counts: Sequence[int], top: int) -> list[list[Score]]:
     """Of the first ``counts[b]`` emitted tokens of each row, with the ``top`` most likely ones at their positions."""
-    laws = torch.log_softmax(verdict.logits.float(), -1)  # [B, m + 1, V]
+    laws = torch.log_softmax(verdict.logits().float(), -1)  # [B, m + 1, V]
     own = laws.gather(-1, verdict.tokens[..., None]).squeeze(-1)
     values, tokens = laws.topk(min(top, laws.shape[-1]), -1)  # [B, m + 1, top]
     return [

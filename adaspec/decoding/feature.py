@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from adaspec.decoding.attention import attention
+from adaspec.decoding.batch import Batch, Draft, one_by_one
 from adaspec.decoding.cache import KVCache, TokenBuffer
-from adaspec.decoding.drafter import Batch, Draft, Drafter, one_by_one
+from adaspec.decoding.drafter import Drafter
 from adaspec.decoding.feature_net import FeatureNet
 from adaspec.decoding.language_model import LanguageModel
 

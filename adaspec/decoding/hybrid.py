@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from adaspec.decoding.batch import Batch, Draft
 from adaspec.decoding.clock import WallClock
-from adaspec.decoding.drafter import Batch, Draft, Drafter, ModelDrafter, put_rows
+from adaspec.decoding.drafter import Drafter, ModelDrafter, put_rows
 from adaspec.decoding.language_model import LanguageModel
 
 FLOOR = 0.4  # confidence below which a lookup leaves the word to the next part

@@ -8,6 +8,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from adaspec.decoding.batch import Batch, Draft, Verdict, one_by_one
 from adaspec.decoding.cache import TokenBuffer, largest
 from adaspec.decoding.clock import WallClock
 from adaspec.decoding.features import FeatureBuffer
@@ -100,19 +101,31 @@ class LanguageModel(ABC):
             rows = rows + torch.arange(count, device=first.device)
         return self._feed(sequence, query_len, rows.clamp_(0, query_len - 1), pending)
 
-    def draft(self, sequence: TokenBuffer, limits: Tensor, ends: Tensor, stop: float) -> tuple[Tensor, Tensor] | None:
-        """Appends a window of tokens of largest logit, all at once; see ``Drafter.propose``.
+    def draft(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
+        """Drafts behind the sequences, token by token; see ``Drafter.propose``."""
 
-        Args:
-            sequence: what is continued.
-            limits: tokens asked for, [B], one of them above 0.
-            ends: tokens that end a row, [B, S].
-            stop: confidence below which a row ends behind the token.
+        def step(first: Tensor, active: Tensor) -> Tensor:
+            return self.logits(batch.sequence, first, 1, active)
 
-        Returns:
-            tokens [B, m] and how many of them each row has [B]; None from a model that goes token by token.
+        return one_by_one(batch, limits, stop, limits > 0, step)
+
+    def verify(self, batch: Batch, draft: Draft, start: Tensor, limits: Tensor) -> Verdict:
+        """Verifies what was drafted behind ``start`` [B] in one pass, and replaces it by what is emitted.
+
+        That is at most one token more than was drafted, and none where ``limits`` [B] is 0. A block is cut at its
+        first stop token: nothing leaks behind it. What the cache holds of rejected tokens is forgotten.
         """
-        return None
+        sequence, first, active = batch.sequence, start - 1, limits > 0
+        logits = self.logits(sequence, first, draft.tokens.shape[1] + 1, active)
+        result, law = batch.sampler.verify(draft.tokens, draft.counts, draft.law, logits, sequence, first, active)
+        padded = torch.cat((draft.tokens, result.following[:, None]), 1)
+        tokens = padded.scatter(1, result.accepted[:, None], result.following[:, None])
+        counts = torch.where(active, batch.cut(tokens, result.accepted + 1), 0)
+        sequence.truncate(start)
+        sequence.append(tokens, counts)
+        kept = torch.where(active, start + counts - 1, sequence.capacity)
+        self.rollback(kept)
+        return Verdict(tokens, counts, result.accepted, kept, law, lambda: logits)
 
     def catch_up(self, sequence: TokenBuffer, stop: Tensor) -> None:
         """Feeds the positions before ``stop`` [B] that the cache lacks, in chunks, timed as catch-up."""

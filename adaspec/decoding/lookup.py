@@ -10,8 +10,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from adaspec.decoding.batch import Batch, Draft
 from adaspec.decoding.corpus import CorpusIndex
-from adaspec.decoding.drafter import Batch, Draft, Drafter
+from adaspec.decoding.drafter import Drafter
 
 T = TypeVar("T")
 Gram = tuple[int, ...]

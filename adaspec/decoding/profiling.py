@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from adaspec.decoding.batch import Batch
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.clock import WallClock
-from adaspec.decoding.drafter import Batch
 from adaspec.decoding.feature import FeatureReader
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.sampling import GREEDY, Sampler

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
-from adaspec.decoding.drafter import Batch, EdgeTally, Proposal
+from adaspec.decoding.batch import Batch
 from adaspec.decoding.lookup import LookupDrafter
+from adaspec.decoding.tally import EdgeTally, Proposal, agreement
 from adaspec.outcome import EdgeOutcome
 
 
@@ -49,12 +49,10 @@ class Shadow:
         position, proposed = self._open.get(row) or (began, self._propose(row, tokens, began))
         known: list[int] = tokens[position:end].tolist()
         while True:
-            accepted, most = 0, min(len(proposed), len(known))
-            while accepted < most and proposed[accepted] == known[accepted]:
-                accepted += 1
+            accepted = agreement(proposed, known)
             if accepted >= len(known):  # not decided yet: the token behind the accepted ones is still to come
                 break
-            self._tally.add_one(self._window, len(proposed), accepted)
+            self._tally.add(self._window, len(proposed), accepted)
             position += accepted + 1
             known = known[accepted + 1 :]
             proposed = self._propose(row, tokens, position)
@@ -71,12 +69,9 @@ def overhear(batch: Batch, proposals: Iterable[Proposal], tally: EdgeTally) -> N
     tokens committed next have the target's law: where they agree it would have been accepted. What is behind the
     committed text stays undecided; where that ends depends on nothing behind it.
     """
-    ends = batch.sequence.lengths
-    for proposal in proposals:
-        tokens = proposal.draft.tokens
-        known = (ends - proposal.start).clamp(min=0)  # 0 also where the prefix was not committed
-        offered = torch.minimum(proposal.draft.counts, known)
-        same = tokens == batch.sequence.slice(proposal.start, tokens.shape[1])
-        steps = torch.arange(tokens.shape[1], device=tokens.device)
-        accepted = (same & (steps < offered[:, None])).long().cumprod(1).sum(1)
-        tally.add(torch.minimum(proposal.asked, known), offered, accepted)
+    ends = batch.sequence.lengths.tolist()
+    for proposal in (each for each in proposals if each.deterministic):
+        for row, (start, asked, tokens) in enumerate(zip(proposal.start, proposal.asked, proposal.tokens)):
+            known = batch.sequence.tokens[row, start : ends[row]].tolist()  # none too where its prefix was rejected
+            offered = tokens[: len(known)]
+            tally.add(min(asked, len(known)), len(offered), agreement(offered, known))

@@ -9,7 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from adaspec.decoding.drafter import Batch, Draft, Drafter
+from adaspec.decoding.batch import Batch, Draft
+from adaspec.decoding.drafter import Drafter
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.faults import told, words
 
@@ -114,7 +115,7 @@ class _Shielded(Drafter):
             return found
         batch.sequence.truncate(start)
         self.rollback(start - 1)
-        return Draft(limits.new_zeros(limits.shape[0], 0), torch.zeros_like(limits), None)
+        return Draft.none(limits)
 
     def rollback(self, lengths: Tensor) -> None:
         self._shield.attempt(self._name, lambda: self.inner.rollback(lengths))

@@ -1,13 +1,12 @@
 """A chain's border and books: refusals, counters, censoring, catch-up and the profile."""
 
 import pytest
-import torch
 from helpers import PROMPT, table_model, toy_chain
 
 from adaspec.decoding.chain import Chain, Sequences
-from adaspec.decoding.drafter import EdgeTally
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import GREEDY, SamplingParams
+from adaspec.decoding.tally import EdgeTally
 from adaspec.plan import Plan, PlanSpace
 
 SAMPLED = SamplingParams(temperature=1.0, seed=3)
@@ -116,7 +115,8 @@ def _rest(batch):
 def test_a_position_behind_the_first_rejection_is_not_reached():
     """Rows: all of 3 accepted; rejected at once; second rejected; drafter silent after one; asked for one only."""
     tally = EdgeTally(3)
-    tally.add(torch.tensor([3, 3, 3, 3, 1]), torch.tensor([3, 3, 3, 1, 1]), torch.tensor([3, 0, 1, 1, 1]))
+    for asked, offered, accepted in ((3, 3, 3), (3, 3, 0), (3, 3, 1), (3, 1, 1), (1, 1, 1)):
+        tally.add(asked, offered, accepted)
     edge = tally.drain("t", "d")
     assert edge.reached == (5, 3, 1)
     assert edge.offered == (5, 2, 1)

@@ -8,9 +8,9 @@ import torch
 from feature_toys import native_head, seeing_chain, toy_head
 from helpers import PROMPT, VOCAB, count, draw, joint_law, p_value, play, toy_batch
 
+from adaspec.decoding.batch import Batch
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.chain import Sequences
-from adaspec.decoding.drafter import Batch
 from adaspec.decoding.feature import FeatureDrafter
 from adaspec.decoding.native.head import NativeFeatureDrafter
 from adaspec.decoding.sampling import GREEDY, Sampler, SamplingParams

@@ -5,9 +5,10 @@ import torch
 from helpers import PROMPT, table_model, toy_chain
 from torch import Tensor
 
+from adaspec.decoding.batch import Batch, Draft
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.chain import Sequences
-from adaspec.decoding.drafter import Batch, Draft, Drafter
+from adaspec.decoding.drafter import Drafter
 from adaspec.decoding.hybrid import HybridDrafter
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import GREEDY, Sampler, SamplingParams

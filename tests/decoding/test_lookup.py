@@ -6,10 +6,10 @@ from helpers import toy_chain
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaspec.decoding.batch import Batch
 from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.chain import Sequences
 from adaspec.decoding.corpus import CorpusIndex
-from adaspec.decoding.drafter import Batch
 from adaspec.decoding.lookup import LONGEST, LookupDrafter, TextIndex
 from adaspec.decoding.sampling import GREEDY, Sampler
 from adaspec.plan import Plan

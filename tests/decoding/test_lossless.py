@@ -24,7 +24,8 @@ from helpers import (
 )
 from torch import Tensor
 
-from adaspec.decoding.drafter import Batch, Draft, ModelDrafter, Stage
+from adaspec.decoding.batch import Batch, Draft
+from adaspec.decoding.drafter import ModelDrafter, Stage
 from adaspec.decoding.hybrid import HybridDrafter
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import GREEDY, Sampler, SamplingParams

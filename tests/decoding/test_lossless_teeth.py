@@ -11,8 +11,9 @@ from helpers import ArgmaxDrafter, SureArgmaxDrafter, TableModel, draw, joint_la
 from torch import Tensor
 
 from adaspec.decoding import hybrid, sampling
+from adaspec.decoding.batch import Batch, Draft
 from adaspec.decoding.chain import Chain
-from adaspec.decoding.drafter import Batch, Draft, ModelDrafter
+from adaspec.decoding.drafter import ModelDrafter
 from adaspec.decoding.hybrid import HybridDrafter
 from adaspec.decoding.sampling import Acceptance, Sampler, SamplingParams, history, sample, verify_sampled
 from adaspec.plan import Plan

@@ -1,11 +1,15 @@
 """A model in C drafts a greedy window in one call, the one that single passes would draft."""
 
+from functools import partial
+
 import pytest
 import torch
 from tiny_models import tiny
 
+from adaspec.decoding.batch import one_by_one
 from adaspec.decoding.chain import Chain, Sequences
-from adaspec.decoding.drafter import ModelDrafter, one_by_one
+from adaspec.decoding.drafter import ModelDrafter
+from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.model import Model
 from adaspec.decoding.native.model import NativeCopy, NativeModel
 from adaspec.decoding.sampling import GREEDY, SamplingParams
@@ -73,7 +77,7 @@ def test_it_is_one_call(monkeypatch):
 @pytest.mark.parametrize("params", [SamplingParams(0.7, seed=1), SamplingParams(repetition_penalty=50.0)])
 def test_what_is_not_the_largest_logit_goes_token_by_token(params):
     drafter, chain = drafting(params=params)
-    drafter.model.draft = None  # would raise
+    drafter.model._greedy = None  # would raise
     assert drafter.propose(chain._batch, torch.tensor([3, 3, 3])).counts.tolist() == [3, 3, 3]
 
 
@@ -92,7 +96,7 @@ def test_a_copy_over_the_targets_cache_drafts_the_same():
         target = NativeModel("target", tiny("llama"), "fp16")
         copy = NativeCopy("int8", tiny("llama"), "int8", target, None)
         if not whole:
-            copy.draft = lambda *given: None
+            copy.draft = partial(LanguageModel.draft, copy)
         chain = Chain(target, {"int8": copy}, capacity=64)
         chain.start(Sequences(PROMPTS, (GREEDY,) * 3, (24,) * 3, ((),) * 3))
         accepted = [chain.round(Plan.parse("target/int8:4")).outcome.edges[0].accepted for _ in range(4)]

@@ -1,15 +1,17 @@
 """A drafter that the target did not verify is judged on committed text as it would have fared in play."""
 
+import dataclasses
+
 import torch
 from helpers import ArgmaxDrafter, TableModel, table_model, toy_batch, toy_chain
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adaspec.decoding.chain import Sequences
-from adaspec.decoding.drafter import Draft, EdgeTally, Proposal
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.sampling import GREEDY, SamplingParams
 from adaspec.decoding.shadow import overhear
+from adaspec.decoding.tally import EdgeTally, Proposal
 from adaspec.plan import Plan
 
 PLAIN, LOOKUP = Plan(("target",)), Plan(("target", "lookup"), (3,))
@@ -47,15 +49,21 @@ def test_scores_of_plain_decoding_are_those_of_playing_the_drafter_greedily():
     assert mine[: len(theirs) - 4] == theirs[:-4]
 
 
-@given(st.integers(1, 8), st.data())
-def test_one_verification_is_tallied_as_a_row_of_many(asked, data):
-    offered = data.draw(st.integers(0, asked))
-    accepted = data.draw(st.integers(0, offered))
-    one, many = EdgeTally(8), EdgeTally(8)
-    for _ in range(2):
-        one.add_one(asked, offered, accepted)
-    many.add(*(torch.tensor([count] * 2) for count in (asked, offered, accepted)))
-    assert one.counts == many.counts
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(-3, 8)), max_size=20))
+def test_a_tally_counts_position_by_position(sizes):
+    """By the definition of ``EdgeOutcome``; what was asked, offered and accepted, each at most the one before."""
+    sizes = [(asked, min(asked, offered), min(asked, offered, accepted)) for asked, offered, accepted in sizes]
+    tally = EdgeTally(8)
+    for each in sizes:
+        tally.add(*each)
+    edge = tally.drain("t", "d")
+    for k in range(8):
+        reached = [each for each in sizes if each[0] > k and each[2] >= k]
+        assert edge.reached[k] == len(reached)
+        assert edge.offered[k] == sum(offered > k for _, offered, _ in reached)
+        assert edge.accepted[k] == sum(accepted > k for *_, accepted in sizes)
+        assert edge.asked[k] == sum(asked > k for asked, *_ in sizes)
+        assert edge.drafted[k] == sum(offered > k for _, offered, _ in sizes)
 
 
 def test_a_played_drafter_is_not_scored_a_second_time():
@@ -99,11 +107,10 @@ def test_stopping_early_a_lookup_is_scored_apart_and_also_while_it_plays_elsewhe
 def test_what_committed_tokens_say_of_a_proposal():
     """Rows: all agree and more is committed; cut by the end of the text; wrong at 1; prefix not committed; silent."""
     batch = toy_batch(GREEDY, 5, 8, prompts=[(0, 1, 2, 3, 0, 1)])
-    start = torch.tensor([1, 4, 1, 6, 2])
-    tokens = torch.tensor([[1, 2, 3], [0, 1, 2], [1, 3, 3], [0, 0, 0], [0, 0, 0]])
-    draft = Draft(tokens, torch.tensor([3, 3, 3, 3, 0]), None)
+    tokens = [[1, 2, 3], [0, 1, 2], [1, 3, 3], [0, 0, 0], []]
+    proposal = Proposal([1, 4, 1, 6, 2], [3] * 5, tokens, [0] * 5, deterministic=True, parts=[])
     tally = EdgeTally(3)
-    overhear(batch, [Proposal(start, torch.full((5,), 3), draft)], tally)
+    overhear(batch, [proposal, dataclasses.replace(proposal, deterministic=False)], tally)
     edge = tally.drain("t", "d")
     assert edge.reached == (4, 3, 1)
     assert edge.offered == (3, 3, 1)

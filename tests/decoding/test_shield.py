@@ -6,8 +6,9 @@ import pytest
 import torch
 from helpers import PROMPT, VOCAB, count, joint_law, p_value, play, toy_batch, toy_chain
 
+from adaspec.decoding.batch import Batch, Draft
 from adaspec.decoding.chain import Sequences
-from adaspec.decoding.drafter import Batch, Draft, Drafter
+from adaspec.decoding.drafter import Drafter
 from adaspec.decoding.sampling import GREEDY, SamplingParams
 from adaspec.plan import Plan
 

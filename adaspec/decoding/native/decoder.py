@@ -76,12 +76,12 @@ class NativeDecoder(NativeStack):
 
     def products(self, rows: int) -> None:
         """The matrix products of a pass over ``rows`` rows with logits of each, and nothing else: to be timed."""
-        decoder = self._decoder
+        decoder = self.structure
         x = torch.ones(rows, max(decoder.inner, decoder.hidden, decoder.heads * decoder.head_dim))
         logits, scratch = torch.empty(rows, self.outputs), torch.empty(max(2 * decoder.inner, x.shape[1] * 3))
         taken = Pass(rows, rows, threads=torch.get_num_threads())
         taken.x, taken.logits, taken.scratch = x.data_ptr(), logits.data_ptr(), scratch.data_ptr()
-        self._library.products(byref(decoder), byref(taken))
+        self.library.products(byref(decoder), byref(taken))
 
 
 def _layer(weights: Weights, layer: Any) -> Layer:

@@ -209,6 +209,51 @@ static void tap(const struct model *m, const struct pass *p, int64_t index, cons
         memcpy(p->taps[index], x, sizeof(float) * (size_t)(p->rows * m->hidden));
 }
 
+static void forget_best(const struct pass *p)
+{
+    for (int64_t i = 0; i < p->threads * p->outputs; i++)
+        p->best[i] = (struct best){-INFINITY, 0};
+}
+
+/* The first of the largest of values from .. to: of a block of them first, then in it. */
+static struct best best_of(const float *values, int64_t from, int64_t to)
+{
+    enum { BLOCK = 64 };
+    struct best best = {-INFINITY, (int32_t)from};
+    int64_t block = from;
+    for (int64_t first = from; first + BLOCK <= to; first += BLOCK) {
+        v8 most = load(values + first);
+        for (int64_t i = LANES; i < BLOCK; i += LANES)
+            most = larger(load(values + first + i), most);
+        float top = maximum(most);
+        if (top > best.value)
+            best.value = top, block = first;
+    }
+    for (int64_t i = from + (to - from) / BLOCK * BLOCK; i < to; i++)
+        if (values[i] > best.value)
+            best.value = values[i], block = i;
+    for (best.index = (int32_t)block; best.index + 1 < to && values[best.index] != best.value;)
+        best.index++;
+    return best;
+}
+
+void find_best(const struct model *m, const struct pass *p)
+{
+    forget_best(p);
+    for (int64_t output = 0; output < p->outputs; output++)
+        p->best[output] = best_of(p->logits + output * m->head.outputs, 0, p->considered);
+}
+
+int64_t largest(const struct pass *p, int64_t output)
+{
+    struct best best = p->best[output];
+    for (int64_t thread = 1; thread < p->threads; thread++) {
+        struct best other = p->best[thread * p->outputs + output];
+        best = other.value > best.value ? other : best;
+    }
+    return best.index;
+}
+
 static void head(const struct model *m, const struct pass *p, const struct worker *w)
 {
     normalise_rows(m, p, m->final_norm, w->normed, w);
@@ -220,6 +265,9 @@ static void head(const struct model *m, const struct pass *p, const struct worke
     BARRIER
     share(m->head.outputs, PANEL, w, &from, &to);
     multiply(&m->head, from, to, (struct product){p->x, p->logits, p->outputs, m->hidden, m->head.outputs, 0});
+    to = to < p->considered ? to : p->considered;
+    for (int64_t output = 0; p->best && from < to && output < p->outputs; output++)
+        p->best[w->index * p->outputs + output] = best_of(p->logits + output * m->head.outputs, from, to);
 }
 
 static void join(const struct model *m, const struct pass *p, const struct worker *w)
@@ -234,6 +282,8 @@ static void join(const struct model *m, const struct pass *p, const struct worke
 
 void forward(const struct model *m, const struct pass *p)
 {
+    if (p->best)
+        forget_best(p);
 #pragma omp parallel num_threads(p->threads)
     {
         const struct worker w = worker(m, p);

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from adaspec.decoding.batch import Batch, Draft
+from adaspec.decoding.cache import largest
 from adaspec.decoding.confidence import largest_entropy
-from adaspec.decoding.drafter import Batch, Draft
 from adaspec.decoding.feature import FeatureReader
 from adaspec.decoding.feature_net import FeatureNet, FeatureShape
+from adaspec.decoding.native.greedy import Asked, Greedy
 from adaspec.decoding.native.stack import NativeStack, Sizes
 from adaspec.decoding.native.weights import KINDS, Weights
 from adaspec.outcome import Pass
@@ -84,6 +86,7 @@ class NativeFeatureDrafter(FeatureReader):
     ) -> None:
         super().__init__(name, vocab_size, layers, token_map)
         self.head = head
+        self._greedy = Greedy(head, head.outputs, head.token_map)
         self._capacity = 0
 
     def start(self, batch_size: int, capacity: int) -> None:
@@ -97,15 +100,14 @@ class NativeFeatureDrafter(FeatureReader):
         if not batch.sampler.takes_largest or not bool(able.any()):
             return super().propose(batch, limits, stop)
         states, logits = self._read(batch, able)
-        at, context = batch.sequence.lengths - 2, int(batch.sequence.lengths.max())
-        asked = torch.where(able, limits, 0)
-        unsure = largest_entropy(stop)
-        window = (logits[:, 0], at, asked, batch.stop_ids, unsure)
-        tokens, counts, seconds = self.head.draft(*window, states=states[:, 0], token_map=self.head.token_map)
-        for step, each in enumerate(seconds):
+        sequence, asked = batch.sequence, torch.where(able, limits, 0)
+        at, context = sequence.lengths - 2, largest(sequence.lengths)
+        window = Asked(sequence, sequence.lengths, asked, batch.stop_ids)
+        found = self._greedy.go_on(window, largest(asked), largest_entropy(stop), at, logits[:, 0], states[:, 0])
+        for step, each in enumerate(found.seconds[1:]):
             self.clock.add(Pass(self.name, 1, len(limits), context + step, each))
-        batch.sequence.append(tokens, counts)
-        return Draft(tokens, counts, None)
+        sequence.lengths = found.lengths
+        return Draft(found.tokens, found.counts, None)
 
     def _step(self, tokens: Tensor, states: Tensor, slots: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         batch, count = tokens.shape

@@ -9,14 +9,14 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
 import platformdirs
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("forward.c", "draft.c", "pack.c"))
-HEADERS = tuple(Path(__file__).with_name(name) for name in ("lanes.h", "int4.h", "linear.h", "model.h"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("forward.c", "text.c", "draft.c", "verify.c", "pack.c"))
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("lanes.h", "int4.h", "linear.h", "model.h", "text.h"))
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-fopenmp")
 COMPILERS = ("cc", "gcc", "clang")
 FLOAT32, FLOAT16, INT8, INT4 = range(4)
@@ -67,7 +67,18 @@ class Pass(Structure):
         ("rows", c_int64),
         ("outputs", c_int64),
         *((name, c_void_p) for name in ("sequence", "position", "wanted", "joined", "x", "logits", "taps", "scratch")),
+        ("best", c_void_p),
+        ("considered", c_int64),
         ("threads", c_int64),
+    )
+
+
+class Text(Structure):
+    """``struct text``."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("tokens", "lengths", "start", "fed", "limits", "ends", "embedding")),
+        *((name, c_int64) for name in ("batch", "stride", "end_count", "embedded")),
     )
 
 
@@ -75,12 +86,19 @@ class Window(Structure):
     """``struct window``."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("sequence", "position", "joined", "states", "embedding")),
-        *((name, c_void_p) for name in ("token", "limits", "ends", "tokens", "counts", "seconds")),
+        *((name, c_void_p) for name in ("joined", "states", "token", "tokens", "counts", "lengths", "kept", "seconds")),
         ("width", c_int64),
-        ("end_count", c_int64),
-        ("considered", c_int64),
         ("unsure", c_float),
+    )
+
+
+class Verdict(Structure):
+    """``struct verdict``."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("tokens", "counts", "accepted", "lengths", "kept", "fed")),
+        ("width", c_int64),
+        ("nothing_lost", c_int64),
     )
 
 
@@ -98,8 +116,9 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(build()))
     loaded.forward.argtypes, loaded.forward.restype = (POINTER(Decoder), POINTER(Pass)), None
     loaded.products.argtypes, loaded.products.restype = (POINTER(Decoder), POINTER(Pass)), None
-    loaded.draft.argtypes = (POINTER(Decoder), POINTER(Pass), POINTER(Window))
-    loaded.draft.restype = c_int64
+    drafting, verifying = (POINTER(Decoder), POINTER(Pass), POINTER(Text), POINTER(Window)), POINTER(Verdict)
+    loaded.draft.argtypes, loaded.draft.restype = drafting, c_int64
+    loaded.verify.argtypes, loaded.verify.restype = (*drafting[:3], verifying), c_double
     loaded.panel_width.argtypes, loaded.panel_width.restype = (), c_int64
     loaded.int4_pack.argtypes, loaded.int4_pack.restype = (c_void_p, c_int64, c_int64, c_void_p), None
     loaded.scratch_size.argtypes, loaded.scratch_size.restype = (POINTER(Decoder), c_int64, c_int64), c_int64

@@ -1,5 +1,7 @@
 /* A decoder and a pass of it. Rows are [R, width] float, caches [B, kv_heads, slots, head_dim]. */
 
+#pragma once
+
 #include <stdint.h>
 
 enum kind { FLOAT32, FLOAT16, INT8, INT4 };
@@ -30,19 +32,32 @@ struct model {
     float epsilon, scale;
 };
 
+struct best {
+    float value;
+    int32_t index;
+};
+
 struct pass {
     int64_t rows, outputs;      /* R; how many of them get logits */
-    const int64_t *sequence;    /* [R] index into the caches' B */
-    const int64_t *position;    /* [R] slot that the row writes; it attends to 0 .. position */
-    const int64_t *wanted;      /* [outputs] rows that get logits */
+    int64_t *sequence;          /* [R] index into the caches' B */
+    int64_t *position;          /* [R] slot that the row writes; it attends to 0 .. position */
+    int64_t *wanted;            /* [outputs] rows that get logits */
     const float *joined;        /* [R, join.inputs], where there is a join */
     float *x;                   /* [R, hidden]: embeddings (of a join: anything), overwritten */
     float *logits;              /* [outputs, vocabulary] */
     float *const *taps;         /* [layer_count]: where to put the state behind each layer [R, hidden], or NULL; behind
                                    the last one: as the head reads it, after the final norm */
     float *scratch;             /* scratch_size() floats */
+    struct best *best;          /* [threads, outputs]: the largest logit among the outputs of each thread, or NULL */
+    int64_t considered;         /* logits that count for it, the first ones */
     int64_t threads;
 };
 
 /* One pass over R rows. */
 void forward(const struct model *m, const struct pass *p);
+
+/* Tells the best of logits that are there. */
+void find_best(const struct model *m, const struct pass *p);
+
+/* The first of the largest logits of a row, once the best are told. */
+int64_t largest(const struct pass *p, int64_t output);

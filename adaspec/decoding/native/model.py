@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaspec.decoding.cache import TokenBuffer
+from adaspec.decoding.batch import Batch, Draft, Verdict
+from adaspec.decoding.cache import largest
 from adaspec.decoding.confidence import largest_entropy
 from adaspec.decoding.model import Model, fit
 from adaspec.decoding.native.decoder import NativeDecoder, obstacle
+from adaspec.decoding.native.greedy import Asked, Greedy
 from adaspec.outcome import Pass
 
 
@@ -34,6 +36,7 @@ class NativeModel(Model):
             raise ValueError(f"{name}: {reason}")
         self.runner = "native"
         self.decoder = NativeDecoder(module, precision)
+        self._greedy = Greedy(self.decoder, min(self.vocab_size, self.decoder.outputs))
 
     def start(self, batch_size: int, capacity: int) -> None:
         super().start(batch_size, capacity)
@@ -55,19 +58,49 @@ class NativeModel(Model):
             self._seen[layer] = state.view(batch, count, -1)
         return fit(logits.view(*rows.shape, logits.shape[-1]), self.vocab_size)
 
-    @torch.inference_mode()
-    def draft(self, sequence: TokenBuffer, limits: Tensor, ends: Tensor, stop: float) -> tuple[Tensor, Tensor] | None:
-        """Drafts in C, but for the first token; token by token where features are kept of every position."""
-        if self._features or self._embeddings < min(self.vocab_size, self.decoder.outputs):
-            return None
-        last, active = sequence.lengths - 1, limits > 0
-        logits = self.logits(sequence, last, 1, active)[:, 0, : self.decoder.outputs]
-        tokens, counts, seconds = self.decoder.draft(logits, last, limits, ends, largest_entropy(stop))
-        for step, each in enumerate(seconds, 1):
-            self.clock.add(Pass(self.name, 1, len(limits), self._context + step, each))
-        sequence.append(tokens, counts)
-        self.lengths = torch.where(active, sequence.lengths - 1, self.lengths)  # the last one is not fed
-        return tokens, counts
+    def draft(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
+        """Drafts in C where nothing is sampled or penalised and no features are kept of every position."""
+        width = largest(limits)
+        if not width or self._features or not batch.sampler.takes_largest:
+            return super().draft(batch, limits, stop)
+        asked = Asked(batch.sequence, batch.sequence.lengths, limits, batch.stop_ids)
+        rows, query_len = self._pending(asked, 1)
+        found = self._greedy.draft(asked, self.lengths, rows, width, largest_entropy(stop))
+        for step, seconds in enumerate(found.seconds):
+            self.clock.add(Pass(self.name, 1 if step else query_len, len(limits), self._context + step, seconds))
+        batch.sequence.lengths, self.lengths = found.lengths, found.kept
+        return Draft(found.tokens, found.counts, None)
+
+    def verify(self, batch: Batch, draft: Draft, start: Tensor, limits: Tensor) -> Verdict:
+        """Verifies in C where ``draft`` would draft in C."""
+        if self._features or not batch.sampler.takes_largest:
+            return super().verify(batch, draft, start, limits)
+        asked, width = Asked(batch.sequence, start, limits, batch.stop_ids), draft.tokens.shape[1] + 1
+        rows, query_len = self._pending(asked, width)
+        found = self._greedy.verify(asked, self.lengths, rows, width)
+        self.clock.add(Pass(self.name, query_len, len(limits), self._context, found.seconds))
+        batch.sequence.lengths, self.lengths = found.lengths, found.fed
+
+        def logits() -> Tensor:
+            places = torch.where(limits > 0, draft.counts + 1, 0).cumsum(0) - 1 - draft.counts  # [B] of the first one
+            steps = torch.arange(width).clamp(max=draft.counts[:, None])
+            return fit(found.logits[(places[:, None] + steps).clamp(min=0)], self.vocab_size)
+
+        return Verdict(found.tokens, found.counts, found.accepted, found.kept, None, logits)
+
+    def _pending(self, asked: Asked, count: int) -> tuple[int, int]:
+        """Positions that a pass with ``count`` logits per row has to feed: of all rows, and of one at most.
+
+        A model that has been idle catches up first, timed apart.
+        """
+        while True:
+            fed = self.lengths.tolist()
+            lengths, limits = asked.sequence.lengths.tolist(), asked.limits.tolist()
+            pending = [length - known for length, known, limit in zip(lengths, fed, limits) if limit > 0]
+            most, self._context = max(pending, default=0), max(fed)
+            if most <= count + 1:
+                return sum(pending), most
+            self.catch_up(asked.sequence, torch.where(asked.limits > 0, asked.start - 1, self.lengths))
 
     def _watch(self, layers: tuple[int, ...]) -> None:
         self._check_layers(layers)

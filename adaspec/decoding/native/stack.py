@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from adaspec.decoding.native.library import Decoder, Layer, Linear, Pass, Window, library
+from adaspec.decoding.native.library import Decoder, Layer, Linear, Pass, library
 from adaspec.decoding.native.weights import LANES, Weights
 
 
@@ -64,10 +64,10 @@ class NativeStack:
         rotary: Any,
         join: Linear | None = None,
     ) -> None:
-        self._library = library()
+        self.library = library()
         self._weights, self._rotary = weights, rotary
         self._layers = (Layer * len(layers))(*layers)
-        self._decoder = Decoder(
+        self.structure = Decoder(
             self._layers,
             norm,
             join or Linear(),
@@ -94,9 +94,14 @@ class NativeStack:
         return len(self._layers)
 
     @property
+    def hidden(self) -> int:
+        """Width of a state."""
+        return int(self.structure.hidden)
+
+    @property
     def outputs(self) -> int:
         """Number of logits."""
-        return int(self._decoder.head.outputs)
+        return int(self.structure.head.outputs)
 
     @property
     def weight_bytes(self) -> int:
@@ -105,7 +110,7 @@ class NativeStack:
 
     def start(self, batch_size: int, capacity: int) -> None:
         """Makes room for ``batch_size`` sequences of ``capacity`` tokens; what fits is kept."""
-        decoder, slots = self._decoder, -(-(capacity + 1) // LANES) * LANES
+        decoder, slots = self.structure, -(-(capacity + 1) // LANES) * LANES
         if len(self._angles[0]) < slots:
             cosines, sines = self._rotary(self._scratch, torch.arange(slots)[None])
             self._angles = cosines[0].float().contiguous(), sines[0].float().contiguous()
@@ -119,7 +124,7 @@ class NativeStack:
     def share(self, other: NativeStack) -> None:
         """Uses the cache of ``other``, which has layers of the same sizes, as it is now."""
         self._cache = other._cache
-        self._decoder.slots = other._decoder.slots
+        self.structure.slots = other.structure.slots
         for layer, theirs in zip(self._layers, other._layers, strict=True):
             layer.keys, layer.values = theirs.keys, theirs.values
 
@@ -155,62 +160,15 @@ class NativeStack:
         arrays = (sequence.contiguous(), position.contiguous(), wanted.contiguous())
         joins = None if joined is None else joined.data_ptr()
         addresses = (*(array.data_ptr() for array in arrays), joins, x.data_ptr(), logits.data_ptr())
-        taken = Pass(rows, len(wanted), *addresses, addressof(pointers), self._scratch_for(rows, threads), threads)
-        self._library.forward(byref(self._decoder), byref(taken))
+        taken = Pass(
+            rows, len(wanted), *addresses, addressof(pointers), self.scratch_for(rows, threads), threads=threads
+        )
+        self.library.forward(byref(self.structure), byref(taken))
         return logits, states
 
-    def draft(
-        self,
-        logits: Tensor,
-        position: Tensor,
-        limits: Tensor,
-        ends: Tensor,
-        unsure: float,
-        *,
-        states: Tensor | None = None,
-        token_map: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, list[float]]:
-        """Drafts greedily on from a pass over the last entry of every row of a batch.
-
-        Args:
-            logits: of that pass, [B, D]: as many of the outputs as count.
-            position: the slots that it wrote, [B].
-            limits: tokens to draft, [B], one of them above 0.
-            ends: tokens that end a row, [B, S].
-            unsure: entropy of a law above which its row ends behind the token.
-            states: of that pass, [B, hidden], where they are joined with what comes next.
-            token_map: the token of each output, [outputs]; None: its number.
-
-        Returns:
-            tokens [B, m], how many of them each row has [B], and the seconds of each pass.
-        """
-        rows, width, threads = limits.nonzero()[:, 0], int(limits.max()), torch.get_num_threads()
-        count, hidden = len(rows), self._decoder.hidden
-        tokens, counts = limits.new_zeros(len(limits), width), torch.zeros_like(limits)
-        seconds = torch.zeros(width, dtype=torch.float64)
-        sequence, place, wanted = rows.clone(), position[rows], torch.arange(count)  # copies: they are overwritten
-        found = torch.empty(count, self.outputs)
-        found[:, : logits.shape[1]] = logits[rows]
-        x, joined = torch.empty(count, hidden), torch.empty(count, 2 * hidden)
-        behind = torch.empty(0) if states is None else states[rows]
-        taps = (c_void_p * self.depth)(*[None] * (self.depth - 1), _address(behind))
-        shared = (sequence.data_ptr(), place.data_ptr())
-        pair = None if states is None else joined.data_ptr()
-        passing = (wanted.data_ptr(), pair, x.data_ptr(), found.data_ptr(), addressof(taps))
-        taken = Pass(count, count, *shared, *passing, self._scratch_for(count, threads), threads)
-        limits, ends = limits.contiguous(), ends.contiguous()
-        told = (behind, self.embedding, token_map, limits, ends, tokens, counts, seconds)
-        window = Window(*shared, pair, *map(_address, told), width, ends.shape[1], logits.shape[1], unsure)
-        passes = self._library.draft(byref(self._decoder), byref(taken), byref(window))
-        return tokens[:, : int(counts.max())], counts, seconds[:passes].tolist()
-
-    def _scratch_for(self, rows: int, threads: int) -> int:
-        size = self._library.scratch_size(byref(self._decoder), rows, threads)
+    def scratch_for(self, rows: int, threads: int) -> int:
+        """The address of what a pass needs besides."""
+        size = self.library.scratch_size(byref(self.structure), rows, threads)
         if self._scratch.numel() < size:
             self._scratch = torch.zeros(size)
         return self._scratch.data_ptr()
-
-
-def _address(values: Tensor | None) -> int | None:
-    """Where the numbers are; None where there are none."""
-    return values.data_ptr() if values is not None and values.numel() else None
