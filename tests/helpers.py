@@ -163,7 +163,7 @@ def play(
         for index, plan in enumerate(choices):
             limits = torch.where(turn == index, left, 0)
             if bool((limits > 0).any()):
-                chain.emit(plan, limits)
+                chain.emit(plan, limits.tolist())
         emitted = batch.sequence.lengths - start
         ended = batch.is_stop(batch.sequence.slice(batch.sequence.lengths - 1, 1))[:, 0] | (emitted >= length)
         left = torch.where(ended, 0, length + extra - emitted)

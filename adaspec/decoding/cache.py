@@ -13,6 +13,13 @@ def largest(values: Tensor) -> int:
     return int(max(values.tolist()) if len(values) <= FEW else values.max())
 
 
+def numbers(*columns: Tensor) -> list[list[int]]:
+    """Several [B] as lists: in one read where a device holds them, one by one, which is quicker, where none does."""
+    if columns[0].device.type == "cpu":
+        return [column.tolist() for column in columns]
+    return torch.stack(columns).tolist()
+
+
 class TokenBuffer:
     """The sequences of a batch: committed tokens, and behind them the drafted ones of the running round.
 
@@ -52,10 +59,14 @@ class TokenBuffer:
         slots = first[:, None] + torch.arange(count, device=first.device)
         return self.tokens.gather(1, slots.clamp(0, self.capacity))
 
-    def row(self, index: int, start: int = 0) -> list[int]:
-        """The tokens of one row from ``start`` on, as a list."""
-        tokens: list[int] = self.tokens[index, start : int(self.lengths[index])].tolist()
+    def read(self, row: int, first: int, stop: int) -> list[int]:
+        """The tokens of one row at positions first .. stop - 1."""
+        tokens: list[int] = self.tokens[row, first:stop].tolist()
         return tokens
+
+    def row(self, index: int, start: int = 0) -> list[int]:
+        """The tokens of one row from ``start`` on."""
+        return self.read(index, start, int(self.lengths[index]))
 
 
 class KVCache:

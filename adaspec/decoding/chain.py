@@ -265,7 +265,7 @@ class Chain:
         self.prepare([plan])
         began = self._clock.now()
         rows = self._running_rows
-        verdict = self.emit(plan, torch.tensor(self._left, device=self.target.device))
+        verdict = self.emit(plan, self._left)
         tokens, finished = self._commit(verdict)
         scores = None if self._logprobs is None else _scores(verdict, [len(kept) for kept in tokens], self._logprobs)
         scored = self._score(plan)
@@ -298,13 +298,14 @@ class Chain:
                 outcomes.append(tally.drain(self.target.name, drafter))
         return tuple(outcome for outcome in outcomes if outcome.verifications)
 
-    def emit(self, plan: Plan, limits: Tensor) -> Verdict:
+    def emit(self, plan: Plan, limits: Sequence[int]) -> Verdict:
         """The device's part of a round of a prepared plan: appends 1 .. ``limits`` [B] tokens per row, 0 where 0."""
         self._batch.committed = self._batch.sequence.lengths
         stages = self._stages[plan]
         if stages:
             return stages[0].verify(self._batch, limits)
-        return self.target.verify(self._batch, Draft.none(limits), self._batch.committed, limits)
+        start = self._batch.committed
+        return self.target.verify(self._batch, Draft.none(start), start, torch.tensor(limits, device=start.device))
 
     def _commit(self, verdict: Verdict) -> tuple[list[list[int]], list[bool]]:
         """Trims the emitted tokens to what the rows keep, and ends the rows that are done."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -100,18 +101,18 @@ class Stage(Drafter):
         self.verifier.rollback(lengths)
         self.inner.rollback(lengths)
 
-    def verify(self, batch: Batch, limits: Tensor) -> Verdict:
+    def verify(self, batch: Batch, limits: Sequence[int]) -> Verdict:
         """One draft and its verification; appends what is emitted, 1 .. ``limits`` [B] tokens (none where 0).
 
         A block is cut at its first stop token: nothing leaks behind it.
         """
         clock, sequence = self.verifier.clock, batch.sequence
         began = clock.mark()
-        start = sequence.lengths
-        asked = (limits - 1).clamp(0, self.window)
+        start, windows = sequence.lengths, [min(max(most - 1, 0), self.window) for most in limits]
+        most, asked = torch.tensor([limits, windows], device=start.device).unbind()
         draft = self.inner.propose(batch, asked, self.stop)
         drafted = clock.mark()
-        verdict = self.verifier.verify(batch, draft, start, limits)
+        verdict = self.verifier.verify(batch, draft, start, most)
         self.inner.rollback(verdict.kept)
         self._played.append(Verification(batch, start, asked, draft, verdict.accepted))
         self._marks.append((began, drafted, clock.mark()))
@@ -119,12 +120,13 @@ class Stage(Drafter):
 
     def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
         assert not stop, "only the last drafter of a chain stops early"
-        start, sequence, left = batch.sequence.lengths, batch.sequence, limits.tolist()
+        start, sequence = batch.sequence.lengths, batch.sequence
+        left: list[int] = limits.tolist()
         width, stops = max(left), batch.stop_ids.tolist()
         law: Tensor | None = None
         counts = torch.zeros_like(limits)
         while any(left):
-            verdict = self.verify(batch, torch.tensor(left, device=limits.device))
+            verdict = self.verify(batch, left)
             if verdict.law is not None:
                 law = verdict.law.new_zeros(len(left), width, verdict.law.shape[2]) if law is None else law
                 put_rows(law, counts, verdict.law, verdict.counts)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from adaspec.decoding.chain import Chain, Score, Sequences
 from adaspec.decoding.sampling import GREEDY, SamplingParams
-from adaspec.decoding.text import Decodes, TextStream
+from adaspec.decoding.text import ByteTable, Decodes, TextStream
 from adaspec.outcome import Decision, RoundOutcome
 from adaspec.plan import Context
 
@@ -101,7 +101,7 @@ class Generator:
     def __init__(self, chain: Chain, controller: Chooser, tokenizer: Decodes, stop_ids: Sequence[int] = ()) -> None:
         self.chain = chain
         self.controller = controller
-        self._tokenizer = tokenizer
+        self._tokenizer, self._table = tokenizer, ByteTable.of(tokenizer)
         self.stop_ids = tuple(stop_ids)
 
     def check(self, requests: Sequence[Request]) -> None:
@@ -140,7 +140,7 @@ class Generator:
             ValueError: an empty prompt, or a request longer than the cache.
         """
         chooser = controller or self.controller
-        texts = [TextStream(self._tokenizer, request.stop) for request in requests]
+        texts = [TextStream(self._tokenizer, request.stop, self._table) for request in requests]
 
         def watch(row: int, tokens: list[int]) -> int | None:
             keep = texts[row].push(tokens)

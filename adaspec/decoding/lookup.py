@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import accumulate, repeat
 from operator import mul
 from typing import TypeVar
@@ -16,6 +17,8 @@ from adaspec.decoding.drafter import Drafter
 
 T = TypeVar("T")
 Gram = tuple[int, ...]
+Read = Callable[[int, int], Sequence[int]]
+"""(first, stop) -> the tokens of a row at positions first .. stop - 1."""
 Match = tuple[int, int]  # position of the token that followed, and how many tokens before it agree
 CANDIDATES = 8  # occurrences of one n-gram that are weighed, the most recent ones
 LONGEST = 16  # tokens of agreement that are told apart
@@ -144,11 +147,11 @@ class CorpusRecord:
         """What the corpus's shares are worth here, at most 1."""
         return min(1.0, self._right / self._said)
 
-    def judge(self, tokens: Tensor, committed: int) -> None:
+    def judge(self, tokens: Sequence[int], committed: int) -> None:
         """Counts the open claim once the token it was about is committed."""
         if self._open and self._open[0] < committed:
             position, token, share = self._open
-            self._right += float(int(tokens[position]) == token)
+            self._right += float(tokens[position] == token)
             self._said += share
             self._open = None
 
@@ -211,15 +214,13 @@ class LookupDrafter(Drafter):
         sequence = batch.sequence
         lengths, asked = sequence.lengths.tolist(), limits.tolist()
         if not any(asked):
-            return Draft(limits.new_zeros(len(asked), 0), torch.zeros_like(limits), None)
+            return Draft.none(limits)
         with self.clock.measure(self.name, 1, sequence.batch_size, max(lengths)):
             committed = lengths if batch.committed is sequence.lengths else batch.committed.tolist()
-            stops = batch.stop_ids.tolist()
+            stops, readers = batch.stop_ids.tolist(), [partial(sequence.read, row) for row in range(len(asked))]
             guesses = [
-                self.guess(row, sequence.tokens[row], committed[row], lengths[row], limit, stop, stops[row])
-                if limit
-                else ([], [])
-                for row, limit in enumerate(asked)
+                self.guess(row, read, committed[row], lengths[row], limit, stop, stops[row]) if limit else ([], [])
+                for row, (read, limit) in enumerate(zip(readers, asked))
             ]
             width = max(len(tokens) for tokens, _ in guesses)
             if not width:
@@ -234,28 +235,32 @@ class LookupDrafter(Drafter):
                 sequence.append(tokens, counts)
         return Draft(tokens, counts, None, sure)
 
+    def indexed(self, row: int) -> int:
+        """How many tokens of a row are indexed."""
+        return len(self._rows[row].tokens)
+
     def guess(
         self,
         row: int,
-        tokens: Tensor,
+        read: Read,
         committed: int,
         length: int,
         limit: int,
         stop: float = 0.0,
         stop_ids: Sequence[int] = (),
     ) -> tuple[list[int], list[float]]:
-        """Up to ``limit`` tokens to follow the first ``length`` of ``tokens`` [capacity + 1], and how sure each is.
+        """Up to ``limit`` tokens to follow the first ``length`` that ``read`` gives of a row, and how sure each is.
 
         The tokens before ``committed`` are indexed once and for all; a later call may ask about an earlier place, and
         then nothing behind that place is read.
         """
         index, record = self._rows[row], self._records[row]
         if len(index.tokens) < committed:
-            index.extend(tokens[len(index.tokens) : committed].tolist())
+            index.extend(read(len(index.tokens), committed))
         text = index.tokens[max(0, min(committed, length - self._reach)) : committed]
         behind = len(text)  # where ``text`` goes on with what is not committed
         if length > committed:
-            text += tokens[committed:length].tolist()
+            text += read(committed, length)
         found: list[int] = []
         sure: list[float] = []
         copies = _Copies(index, [], [])
@@ -267,7 +272,7 @@ class LookupDrafter(Drafter):
             if self._corpus is not None:
                 other, share = self._corpus.next(text)
                 if not found and length == committed:
-                    record.judge(tokens, committed)
+                    record.judge(index.tokens, committed)
                     record.claim(length, other, share)
                 if share * record.factor > confidence:
                     token, confidence = other, share * record.factor

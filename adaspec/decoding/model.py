@@ -64,7 +64,8 @@ class Model(LanguageModel):
         self._config = module.config.get_text_config()
         super().__init__(name, vocab_size or self._config.vocab_size)
         self.module = module
-        self._embeddings = module.get_input_embeddings().num_embeddings
+        embeddings = module.get_input_embeddings()
+        self._embeddings, self._device = embeddings.num_embeddings, torch.device(embeddings.weight.device)
         self.runner = "torch"
         self._cache_name = _cache_name(module)
         self._store: KVCache | None = None
@@ -72,8 +73,7 @@ class Model(LanguageModel):
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.module.get_input_embeddings().weight.device
-        return device
+        return self._device
 
     @property
     def layers(self) -> nn.ModuleList:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import Tensor
-
 from adaspec.decoding.batch import Batch
+from adaspec.decoding.cache import TokenBuffer
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.tally import EdgeTally, Proposal, agreement
 from adaspec.outcome import EdgeOutcome
@@ -38,16 +37,26 @@ class Shadow:
         """Judges what the tokens committed up to the end of this round decide; the names are those of the edge."""
         ends = batch.sequence.lengths.tolist()
         for row, (began, end) in enumerate(zip(batch.committed.tolist(), ends)):
-            self._score_row(row, batch.sequence.tokens[row], began, end)
+            self._score_row(row, batch.sequence, began, end)
         return self._tally.drain(verifier, drafter)
 
-    def _score_row(self, row: int, tokens: Tensor, began: int, end: int) -> None:
+    def _score_row(self, row: int, sequence: TokenBuffer, began: int, end: int) -> None:
         """Goes on at the open position; without one at ``began``, where the round that just ended began.
 
-        Of ``tokens`` [capacity + 1] those before ``end`` are committed.
+        What is in front of ``end`` is committed.
         """
-        position, proposed = self._open.get(row) or (began, self._propose(row, tokens, began))
-        known: list[int] = tokens[position:end].tolist()
+        position, proposed = self._open.get(row) or (began, None)
+        first = min(position, self._drafter.indexed(row))
+        fresh = sequence.read(row, first, end)
+
+        def propose() -> list[int]:
+            return self._drafter.guess(row, read, position, position, self._window, self._stop)[0]
+
+        def read(start: int, stop: int) -> list[int]:
+            return fresh[start - first : stop - first]
+
+        proposed = propose() if proposed is None else proposed
+        known = read(position, end)
         while True:
             accepted = agreement(proposed, known)
             if accepted >= len(known):  # not decided yet: the token behind the accepted ones is still to come
@@ -55,11 +64,8 @@ class Shadow:
             self._tally.add(self._window, len(proposed), accepted)
             position += accepted + 1
             known = known[accepted + 1 :]
-            proposed = self._propose(row, tokens, position)
+            proposed = propose()
         self._open[row] = (position, proposed)
-
-    def _propose(self, row: int, tokens: Tensor, position: int) -> list[int]:
-        return self._drafter.guess(row, tokens, position, position, self._window, self._stop)[0]
 
 
 def overhear(batch: Batch, proposals: Iterable[Proposal], tally: EdgeTally) -> None:
@@ -72,6 +78,6 @@ def overhear(batch: Batch, proposals: Iterable[Proposal], tally: EdgeTally) -> N
     ends = batch.sequence.lengths.tolist()
     for proposal in (each for each in proposals if each.deterministic):
         for row, (start, asked, tokens) in enumerate(zip(proposal.start, proposal.asked, proposal.tokens)):
-            known = batch.sequence.tokens[row, start : ends[row]].tolist()  # none too where its prefix was rejected
+            known = batch.sequence.read(row, start, ends[row])  # none too where its prefix was rejected
             offered = tokens[: len(known)]
             tally.add(min(asked, len(known)), len(offered), agreement(offered, known))

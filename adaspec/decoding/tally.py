@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-import torch
 from torch import Tensor
 
 from adaspec.decoding.batch import Batch, Draft
+from adaspec.decoding.cache import numbers
 from adaspec.outcome import EdgeOutcome
 
 
@@ -43,7 +43,7 @@ class Verification:
     def read(self) -> Proposal:
         """Its numbers, from the device."""
         draft, stops = self.draft, self.batch.stop_ids.tolist()
-        start, wanted, counts, accepted = torch.stack((self.start, self.asked, draft.counts, self.accepted)).tolist()
+        start, wanted, counts, accepted = numbers(self.start, self.asked, draft.counts, self.accepted)
         tokens = [row[:count] for row, count in zip(draft.tokens.tolist(), counts)]
         asked = [len(row) if row and row[-1] in ends else most for row, ends, most in zip(tokens, stops, wanted)]
         parts = [(name, of.tolist()) for name, of in draft.parts]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+from tokenizers.decoders import ByteLevel
 
 
 class Decodes(Protocol):
@@ -34,6 +37,29 @@ def token_bytes(tokenizer: Spells, token: int) -> list[int] | None:
     if one := _ONE_BYTE.fullmatch(written):
         return [int(one[1], 16)]
     return [_BYTES[sign] for sign in written] if all(sign in _BYTES for sign in written) else None
+
+
+class ByteTable:
+    """The bytes of the tokens of a byte-level vocabulary, whose texts are those bytes joined; filled as it is asked."""
+
+    def __init__(self, tokenizer: Spells) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, bytes] = {}
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> ByteTable | None:
+        """That of a tokenizer; None where texts are put together in another way (spaces, clean-ups)."""
+        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+        tidies = getattr(tokenizer, "clean_up_tokenization_spaces", True)
+        return cls(tokenizer) if isinstance(decoder, ByteLevel) and not tidies else None
+
+    def __getitem__(self, token: int) -> bytes:
+        """Of a token; none of a special one."""
+        known = self._known.get(token)
+        if known is None:
+            shown = self._tokenizer.decode([token], skip_special_tokens=True)
+            known = self._known[token] = bytes(token_bytes(self._tokenizer, token) or shown.encode()) if shown else b""
+        return known
 
 
 class Offsets:
@@ -88,14 +114,20 @@ class TextStream:
     A character whose bytes are split over tokens is held back until it is whole, and so is anything that may be the
     beginning of a stop string.
 
+    Args:
+        tokenizer: decodes.
+        stop: strings that end the text.
+        table: of the tokenizer, if it has one: decoding is quicker by it, and the same.
+
     Raises:
         ValueError: an empty stop string.
     """
 
-    def __init__(self, tokenizer: Decodes, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Decodes, stop: Sequence[str] = (), table: ByteTable | None = None) -> None:
         if any(not text for text in stop):
             raise ValueError("a stop string may not be empty")
-        self._tokenizer = tokenizer
+        self._tokenizer, self._table = tokenizer, table
+        self._characters = getincrementaldecoder("utf-8")("replace")
         self._stop = tuple(stop)
         self._ids: list[int] = []
         self._prefix = self._read = 0  # ids[prefix:read] is decoded text, the context of what follows
@@ -106,8 +138,7 @@ class TextStream:
     def push(self, tokens: Sequence[int]) -> int | None:
         """Takes in tokens; returns how many of them stay if a stop string was completed by the last of these."""
         for count, token in enumerate(tokens, 1):
-            self._ids.append(token)
-            self._advance(self._decode_new())
+            self._advance(self._characters.decode(self._table[token]) if self._table else self._decode_new(token))
             if self.stopped:
                 return count
         return None
@@ -122,15 +153,18 @@ class TextStream:
     def finish(self) -> str:
         """The rest, once no token will follow; an unfinished character comes out as the tokenizer decodes it."""
         if not self.stopped:
-            self._advance(self._decode_new(final=True))
+            self._advance(self._characters.decode(b"", final=True) if self._table else self._decode_new())
         self.text += self._held
         piece, self._held = self._held, ""
         return piece
 
-    def _decode_new(self, *, final: bool = False) -> str:
+    def _decode_new(self, token: int | None = None) -> str:
+        """The text that a token adds; None: that is left at the end."""
+        if token is not None:
+            self._ids.append(token)
         known = self._decode(self._ids[self._prefix : self._read])
         text = self._decode(self._ids[self._prefix :])
-        if len(text) <= len(known) or (text.endswith("\ufffd") and not final):
+        if len(text) <= len(known) or (text.endswith("\ufffd") and token is not None):
             return ""
         self._prefix, self._read = self._read, len(self._ids)
         return text[len(known) :]

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
-from adaspec.decoding.text import Offsets, TextStream, token_bytes
+from adaspec.decoding.text import ByteTable, Offsets, TextStream, token_bytes
 
 CORPUS = [
     "the cat sat on the mat and the dog sat on the log",
@@ -53,12 +54,14 @@ TOKENIZER = ByteLevel()
 FRAGMENTS = st.sampled_from(
     ["the ", "cat", "日本", "é", "👩\u200d👩\u200d👧", "👍🏽", "\u200d", "\ufffd", "\n\n", "\U0001d518", " "]
 )
+STOPS = ("cat", "at", "the c", "日本", "\n\n", " ", "👍")
+BOTH = pytest.mark.parametrize("table", [None, ByteTable(TOKENIZER)], ids=["decoding", "by table"])
 TEXTS = st.lists(st.one_of(FRAGMENTS, st.text(max_size=4)), max_size=10).map("".join)
 
 
-def stream(ids, stop=(), sizes=(1,)):
+def stream(ids, stop=(), sizes=(1,), table=None):
     """Pieces, and how many tokens stay; the tokens arrive in groups of the given sizes, in turn."""
-    text, pieces, at, turn = TextStream(TOKENIZER, stop), [], 0, 0
+    text, pieces, at, turn = TextStream(TOKENIZER, stop, table), [], 0, 0
     while at < len(ids):
         group = ids[at : at + sizes[turn % len(sizes)]]
         kept = text.push(group)
@@ -70,30 +73,34 @@ def stream(ids, stop=(), sizes=(1,)):
     return pieces, len(ids), text
 
 
-@given(TEXTS, st.lists(st.integers(1, 4), min_size=1, max_size=4))
-def test_pieces_join_to_the_decoded_text(text, sizes):
-    pieces, _, done = stream(TOKENIZER.encode(text), sizes=sizes)
+@BOTH
+@given(text=TEXTS, sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_pieces_join_to_the_decoded_text(table, text, sizes):
+    pieces, _, done = stream(TOKENIZER.encode(text), sizes=sizes, table=table)
     assert "".join(pieces) == text
     assert done.text == text
 
 
-@given(st.lists(st.integers(0, 255), max_size=24))
-def test_pieces_of_any_tokens_join_to_what_the_tokenizer_decodes(ids):
+@BOTH
+@given(ids=st.lists(st.integers(0, 255), max_size=24))
+def test_pieces_of_any_tokens_join_to_what_the_tokenizer_decodes(table, ids):
     """Also of tokens that are no valid UTF-8."""
-    pieces, _, _ = stream(ids)
+    pieces, _, _ = stream(ids, table=table)
     assert "".join(pieces) == TOKENIZER.decode(ids, skip_special_tokens=True)
 
 
-@given(TEXTS.filter(lambda text: "\ufffd" not in text))
-def test_no_piece_holds_half_a_character(text):
-    pieces, _, _ = stream(TOKENIZER.encode(text))
+@BOTH
+@given(text=TEXTS.filter(lambda text: "\ufffd" not in text))
+def test_no_piece_holds_half_a_character(table, text):
+    pieces, _, _ = stream(TOKENIZER.encode(text), table=table)
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-@given(TEXTS, st.lists(st.sampled_from(["cat", "at", "the c", "日本", "\n\n", " ", "👍"]), min_size=1, max_size=3))
-def test_the_text_ends_before_the_first_stop_string(text, stop):
+@BOTH
+@given(text=TEXTS, stop=st.lists(st.sampled_from(STOPS), min_size=1, max_size=3))
+def test_the_text_ends_before_the_first_stop_string(table, text, stop):
     ids = TOKENIZER.encode(text)
-    pieces, kept, done = stream(ids, stop)
+    pieces, kept, done = stream(ids, stop, table=table)
     found = [at for at in map(text.find, stop) if at >= 0]
     assert done.stopped == bool(found)
     cut = "".join(pieces)
@@ -107,7 +114,28 @@ def test_the_text_ends_before_the_first_stop_string(text, stop):
     assert any(text.startswith(word, len(cut)) for word in stop)
     whole = TOKENIZER.decode(ids[:kept], skip_special_tokens=True)
     assert any(word in whole for word in stop)
-    assert not any(word in TOKENIZER.decode(ids[: kept - 1], skip_special_tokens=True) for word in stop)
+    before = TOKENIZER.decode(ids[: kept - 1], skip_special_tokens=True)
+    if table or not before.endswith("\ufffd"):  # by decoding, a character that has begun is waited for
+        assert not any(word in before for word in stop)
+
+
+def test_a_table_is_for_byte_level_vocabularies_that_tidy_nothing_up():
+    """Special tokens add nothing, and added ones what they are, also those that no byte-level vocabulary spells."""
+    real = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(TOKENIZER.inner.to_str()), eos_token="<end>")
+    real.add_tokens(["日本!", "\ufffd"])
+    real.clean_up_tokenization_spaces = False
+    table = ByteTable.of(real)
+    ids = [*real.encode("the cat <end>日本!日本\ufffd"), real.eos_token_id, *real.encode("👍")[:-1]]
+    text = TextStream(real, (), table)
+    text.push(ids)
+    assert text.take() + text.finish() == real.decode(ids, skip_special_tokens=True)
+    assert table[real.eos_token_id] == b""
+    real.clean_up_tokenization_spaces = True
+    assert ByteTable.of(real) is None
+    real.clean_up_tokenization_spaces = False
+    real.backend_tokenizer.decoder = decoders.Metaspace()
+    assert ByteTable.of(real) is None
+    assert ByteTable.of(TOKENIZER) is None
 
 
 def test_a_stop_string_across_tokens_is_held_back_until_it_is_certain():

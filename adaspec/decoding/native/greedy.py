@@ -97,7 +97,7 @@ class Greedy:
         threads = torch.get_num_threads()
         if rows > len(self._x) or threads != self._pass.threads:
             self._make_room(max(rows, len(self._x)), threads)
-        self._pass.scratch = self._stack.scratch_for(rows, threads)
+        self._pass.scratch = self._stack.scratch_for(max(rows, len(self._x)), threads)
         return self._pass
 
     def verify(self, asked: Asked, fed: Tensor, rows: int, width: int) -> Verified:
@@ -165,4 +165,5 @@ class Greedy:
         window.token = None if self._token_map is None else self._token_map.data_ptr()
         passes = stack.library.draft(byref(stack.structure), byref(taken), byref(text), byref(window))
         counts, lengths, kept = told
-        return Drafted(tokens[:, :passes], counts, lengths, kept, seconds[:passes].tolist())
+        tokens = tokens if passes == width else tokens[:, :passes]
+        return Drafted(tokens, counts, lengths, kept, seconds.tolist()[:passes])

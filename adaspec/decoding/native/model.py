@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adaspec.decoding.batch import Batch, Draft, Verdict
-from adaspec.decoding.cache import largest
+from adaspec.decoding.cache import largest, numbers
 from adaspec.decoding.confidence import largest_entropy
 from adaspec.decoding.model import Model, fit
 from adaspec.decoding.native.decoder import NativeDecoder, obstacle
@@ -64,8 +64,8 @@ class NativeModel(Model):
         if not width or self._features or not batch.sampler.takes_largest:
             return super().draft(batch, limits, stop)
         asked = Asked(batch.sequence, batch.sequence.lengths, limits, batch.stop_ids)
-        rows, query_len = self._pending(asked, 1)
-        found = self._greedy.draft(asked, self.lengths, rows, width, largest_entropy(stop))
+        fed, rows, query_len = self._pending(asked, 1)
+        found = self._greedy.draft(asked, fed, rows, width, largest_entropy(stop))
         for step, seconds in enumerate(found.seconds):
             self.clock.add(Pass(self.name, 1 if step else query_len, len(limits), self._context + step, seconds))
         batch.sequence.lengths, self.lengths = found.lengths, found.kept
@@ -76,8 +76,8 @@ class NativeModel(Model):
         if self._features or not batch.sampler.takes_largest:
             return super().verify(batch, draft, start, limits)
         asked, width = Asked(batch.sequence, start, limits, batch.stop_ids), draft.tokens.shape[1] + 1
-        rows, query_len = self._pending(asked, width)
-        found = self._greedy.verify(asked, self.lengths, rows, width)
+        fed, rows, query_len = self._pending(asked, width)
+        found = self._greedy.verify(asked, fed, rows, width)
         self.clock.add(Pass(self.name, query_len, len(limits), self._context, found.seconds))
         batch.sequence.lengths, self.lengths = found.lengths, found.fed
 
@@ -88,19 +88,24 @@ class NativeModel(Model):
 
         return Verdict(found.tokens, found.counts, found.accepted, found.kept, None, logits)
 
-    def _pending(self, asked: Asked, count: int) -> tuple[int, int]:
-        """Positions that a pass with ``count`` logits per row has to feed: of all rows, and of one at most.
+    def _pending(self, asked: Asked, count: int) -> tuple[Tensor, int, int]:
+        """Tokens in the cache [B]; and what a pass with ``count`` logits per row has to feed: in all, in one row.
 
         A model that has been idle catches up first, timed apart.
         """
         while True:
-            fed = self.lengths.tolist()
-            lengths, limits = asked.sequence.lengths.tolist(), asked.limits.tolist()
-            pending = [length - known for length, known, limit in zip(lengths, fed, limits) if limit > 0]
-            most, self._context = max(pending, default=0), max(fed)
+            fed = self.lengths
+            columns = numbers(asked.sequence.lengths, fed, asked.limits)
+            pending = [length - known for length, known, limit in zip(*columns) if limit > 0]
+            most, self._context = max(pending, default=0), max(columns[1])
             if most <= count + 1:
-                return sum(pending), most
+                return fed, sum(pending), most
             self.catch_up(asked.sequence, torch.where(asked.limits > 0, asked.start - 1, self.lengths))
+
+    def rollback(self, lengths: Tensor) -> None:
+        fed, most = numbers(self.lengths, lengths)
+        if any(own > other for own, other in zip(fed, most)):
+            self.lengths = torch.tensor(list(map(min, fed, most)))
 
     def _watch(self, layers: tuple[int, ...]) -> None:
         self._check_layers(layers)
@@ -128,7 +133,10 @@ class NativeCopy(NativeModel):
     @property
     def lengths(self) -> Tensor:
         """Positions [B] whose keys and values are valid, the target's included."""
-        return torch.maximum(self._fed, self.target.lengths)
+        own, theirs = numbers(self._fed, self.target.lengths)
+        if all(mine <= other for mine, other in zip(own, theirs)):  # as after every verification
+            return self.target.lengths
+        return torch.tensor(list(map(max, own, theirs)))
 
     @lengths.setter
     def lengths(self, lengths: Tensor) -> None:
