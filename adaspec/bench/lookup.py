@@ -11,7 +11,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
@@ -55,7 +54,7 @@ def measure(kind: str, context: int, window: int, rounds: int, weights: NDArray[
     for each in (drafter, idle):
         each.start(1, buffer.capacity)
     shadow, limits, one = Shadow(idle, window), torch.tensor([window]), torch.tensor([1])
-    appended = _micros(lambda: drafter.guess(0, partial(buffer.read, 0), context, context, 1)) / context
+    appended = _micros(lambda: drafter.guess(0, batch.text(0, context), context, [], 1)) / context
     shadow.score(batch, "target", "lookup")
     proposals, scores, drafted = [], [], 0
     for token in tokens[context : context + rounds]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,6 +25,20 @@ class Batch:
     sampler: Sampler
     stop_ids: Tensor
     committed: Tensor
+    _texts: dict[int, list[int]] = field(default_factory=dict)
+
+    def text(self, row: int, committed: int) -> list[int]:
+        """The tokens of a row on the host, at least the ``committed`` first; a list that grows with the row."""
+        known = self._texts.setdefault(row, [])
+        if len(known) < committed:
+            known += self.sequence.read(row, len(known), committed)
+        return known
+
+    def note(self, row: int, committed: int, tokens: Sequence[int]) -> None:
+        """Takes in what was emitted behind the ``committed`` first tokens of a row, so that nobody reads it again."""
+        known = self._texts.get(row)
+        if known is not None and len(known) == committed:
+            known += tokens
 
     def is_stop(self, tokens: Tensor) -> Tensor:
         """Which of ``tokens`` [B, n] end their row; [B, n] bool."""

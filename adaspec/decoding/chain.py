@@ -310,9 +310,11 @@ class Chain:
     def _commit(self, verdict: Verdict) -> tuple[list[list[int]], list[bool]]:
         """Trims the emitted tokens to what the rows keep, and ends the rows that are done."""
         kept, left = [], []
-        columns = (verdict.tokens, verdict.counts, self._batch.stop_ids)
-        for row, (tokens, count, stops, budget) in enumerate(zip(*(each.tolist() for each in columns), self._left)):
+        columns = (verdict.tokens, verdict.counts, self._batch.stop_ids, self._batch.committed)
+        told = zip(*(each.tolist() for each in columns), self._left)
+        for row, (tokens, count, stops, committed, budget) in enumerate(told):
             tokens = tokens[:count]
+            self._batch.note(row, committed, tokens)
             ended = count > 0 and (tokens[-1] in stops or count >= budget)
             keep = self._watch(row, tokens) if self._watch and tokens else None
             kept.append(tokens[:keep])

@@ -90,6 +90,8 @@ class Stage(Drafter):
         self.part_tallies: dict[str, EdgeTally] = {}
         self._played: list[Verification] = []  # in the running round, not read yet; and those read
         self._proposals: list[Proposal] = []
+        self._limits: tuple[int, ...] = ()
+        self._tensors = (torch.empty(0), torch.empty(0))
         self._marks: list[tuple[Any, Any, Any]] = []  # drafting began, it ended, the verification ended
         inner.attach(verifier)
 
@@ -108,8 +110,8 @@ class Stage(Drafter):
         """
         clock, sequence = self.verifier.clock, batch.sequence
         began = clock.mark()
-        start, windows = sequence.lengths, [min(max(most - 1, 0), self.window) for most in limits]
-        most, asked = torch.tensor([limits, windows], device=start.device).unbind()
+        start = sequence.lengths
+        most, asked = self._asked(tuple(min(limit, self.window + 1) for limit in limits), start.device)
         draft = self.inner.propose(batch, asked, self.stop)
         drafted = clock.mark()
         verdict = self.verifier.verify(batch, draft, start, most)
@@ -117,6 +119,13 @@ class Stage(Drafter):
         self._played.append(Verification(batch, start, asked, draft, verdict.accepted))
         self._marks.append((began, drafted, clock.mark()))
         return verdict
+
+    def _asked(self, limits: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+        """``limits`` as a tensor [B], and the tokens to draft for them [B]; the same until limits change."""
+        if limits != self._limits:
+            windows = [max(limit - 1, 0) for limit in limits]
+            self._limits, self._tensors = limits, torch.tensor([limits, windows], device=device).unbind()
+        return self._tensors
 
     def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
         assert not stop, "only the last drafter of a chain stops early"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
 from operator import mul
 from typing import TypeVar
@@ -17,8 +16,6 @@ from adaspec.decoding.drafter import Drafter
 
 T = TypeVar("T")
 Gram = tuple[int, ...]
-Read = Callable[[int, int], Sequence[int]]
-"""(first, stop) -> the tokens of a row at positions first .. stop - 1."""
 Match = tuple[int, int]  # position of the token that followed, and how many tokens before it agree
 CANDIDATES = 8  # occurrences of one n-gram that are weighed, the most recent ones
 LONGEST = 16  # tokens of agreement that are told apart
@@ -216,11 +213,13 @@ class LookupDrafter(Drafter):
         if not any(asked):
             return Draft.none(limits)
         with self.clock.measure(self.name, 1, sequence.batch_size, max(lengths)):
-            committed = lengths if batch.committed is sequence.lengths else batch.committed.tolist()
-            stops, readers = batch.stop_ids.tolist(), [partial(sequence.read, row) for row in range(len(asked))]
+            committed: list[int] = batch.committed.tolist()
+            between = enumerate(zip(committed, lengths))
+            drafted = [sequence.read(row, *span) if span[0] < span[1] else [] for row, span in between]
+            stops = batch.stop_ids.tolist()
             guesses = [
-                self.guess(row, read, committed[row], lengths[row], limit, stop, stops[row]) if limit else ([], [])
-                for row, (read, limit) in enumerate(zip(readers, asked))
+                self.guess(row, batch.text(row, known), known, drafts, limit, stop, stops[row]) if limit else ([], [])
+                for row, (known, drafts, limit) in enumerate(zip(committed, drafted, asked))
             ]
             width = max(len(tokens) for tokens, _ in guesses)
             if not width:
@@ -235,45 +234,41 @@ class LookupDrafter(Drafter):
                 sequence.append(tokens, counts)
         return Draft(tokens, counts, None, sure)
 
-    def indexed(self, row: int) -> int:
-        """How many tokens of a row are indexed."""
-        return len(self._rows[row].tokens)
-
     def guess(
         self,
         row: int,
-        read: Read,
+        text: Sequence[int],
         committed: int,
-        length: int,
+        drafts: list[int],
         limit: int,
         stop: float = 0.0,
         stop_ids: Sequence[int] = (),
     ) -> tuple[list[int], list[float]]:
-        """Up to ``limit`` tokens to follow the first ``length`` that ``read`` gives of a row, and how sure each is.
+        """Up to ``limit`` tokens to follow the first ``committed`` of ``text`` and the ``drafts``; how sure each is.
 
         The tokens before ``committed`` are indexed once and for all; a later call may ask about an earlier place, and
         then nothing behind that place is read.
         """
         index, record = self._rows[row], self._records[row]
         if len(index.tokens) < committed:
-            index.extend(read(len(index.tokens), committed))
-        text = index.tokens[max(0, min(committed, length - self._reach)) : committed]
-        behind = len(text)  # where ``text`` goes on with what is not committed
-        if length > committed:
-            text += read(committed, length)
+            index.extend(text[len(index.tokens) : committed])
+        length = committed + len(drafts)
+        tail = index.tokens[max(0, min(committed, length - self._reach)) : committed]
+        behind = len(tail)  # where ``tail`` goes on with what is not committed
+        tail += drafts
         found: list[int] = []
         sure: list[float] = []
         copies = _Copies(index, [], [])
         reached = 1.0
         while len(found) < limit:
             if not copies.runs:
-                copies = _copies(index, text, committed, text[behind:], limit - len(found))
+                copies = _copies(index, tail, committed, tail[behind:], limit - len(found))
             token, confidence = copies.vote()
             if self._corpus is not None:
-                other, share = self._corpus.next(text)
-                if not found and length == committed:
+                other, share = self._corpus.next(tail)
+                if not found and not drafts:
                     record.judge(index.tokens, committed)
-                    record.claim(length, other, share)
+                    record.claim(committed, other, share)
                 if share * record.factor > confidence:
                     token, confidence = other, share * record.factor
             reached *= confidence
@@ -281,7 +276,7 @@ class LookupDrafter(Drafter):
                 break
             found.append(token)
             sure.append(confidence)
-            text.append(token)
+            tail.append(token)
             if confidence < stop or token in stop_ids:
                 break
             copies.go_on(token)

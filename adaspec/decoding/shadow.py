@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from adaspec.decoding.batch import Batch
-from adaspec.decoding.cache import TokenBuffer
+from adaspec.decoding.cache import numbers
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.tally import EdgeTally, Proposal, agreement
 from adaspec.outcome import EdgeOutcome
@@ -35,28 +35,17 @@ class Shadow:
 
     def score(self, batch: Batch, verifier: str, drafter: str) -> EdgeOutcome:
         """Judges what the tokens committed up to the end of this round decide; the names are those of the edge."""
-        ends = batch.sequence.lengths.tolist()
-        for row, (began, end) in enumerate(zip(batch.committed.tolist(), ends)):
-            self._score_row(row, batch.sequence, began, end)
+        for row, (began, end) in enumerate(zip(*numbers(batch.committed, batch.sequence.lengths))):
+            self._score_row(row, batch.text(row, end), began, end)
         return self._tally.drain(verifier, drafter)
 
-    def _score_row(self, row: int, sequence: TokenBuffer, began: int, end: int) -> None:
+    def _score_row(self, row: int, text: list[int], began: int, end: int) -> None:
         """Goes on at the open position; without one at ``began``, where the round that just ended began.
 
-        What is in front of ``end`` is committed.
+        Of ``text`` what is in front of ``end`` is committed.
         """
-        position, proposed = self._open.get(row) or (began, None)
-        first = min(position, self._drafter.indexed(row))
-        fresh = sequence.read(row, first, end)
-
-        def propose() -> list[int]:
-            return self._drafter.guess(row, read, position, position, self._window, self._stop)[0]
-
-        def read(start: int, stop: int) -> list[int]:
-            return fresh[start - first : stop - first]
-
-        proposed = propose() if proposed is None else proposed
-        known = read(position, end)
+        position, proposed = self._open.get(row) or (began, self._propose(row, text, began))
+        known = text[position:end]
         while True:
             accepted = agreement(proposed, known)
             if accepted >= len(known):  # not decided yet: the token behind the accepted ones is still to come
@@ -64,8 +53,11 @@ class Shadow:
             self._tally.add(self._window, len(proposed), accepted)
             position += accepted + 1
             known = known[accepted + 1 :]
-            proposed = propose()
+            proposed = self._propose(row, text, position)
         self._open[row] = (position, proposed)
+
+    def _propose(self, row: int, text: list[int], position: int) -> list[int]:
+        return self._drafter.guess(row, text, position, [], self._window, self._stop)[0]
 
 
 def overhear(batch: Batch, proposals: Iterable[Proposal], tally: EdgeTally) -> None:
@@ -78,6 +70,6 @@ def overhear(batch: Batch, proposals: Iterable[Proposal], tally: EdgeTally) -> N
     ends = batch.sequence.lengths.tolist()
     for proposal in (each for each in proposals if each.deterministic):
         for row, (start, asked, tokens) in enumerate(zip(proposal.start, proposal.asked, proposal.tokens)):
-            known = batch.sequence.read(row, start, ends[row])  # none too where its prefix was rejected
+            known = batch.text(row, ends[row])[start : ends[row]]  # none too where its prefix was rejected
             offered = tokens[: len(known)]
             tally.add(min(asked, len(known)), len(offered), agreement(offered, known))

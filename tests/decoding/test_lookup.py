@@ -29,10 +29,6 @@ def batch_of(*rows, stop=-1, capacity=60):
     return Batch(sequence, Sampler([GREEDY]), torch.full((len(rows), 1), stop), sequence.lengths)
 
 
-def reader(tokens):
-    return lambda first, stop: tokens[first:stop]
-
-
 def started(rows, *, floor=0.0, **options):
     drafter = LookupDrafter("lookup", floor=floor, **options)
     drafter.start(rows, 60)
@@ -159,7 +155,7 @@ def test_proposals_are_those_of_the_definition(tokens, data):
     places = data.draw(st.lists(st.integers(1, len(tokens)), min_size=1, max_size=4))
     for committed in sorted(places):
         length, limit = data.draw(st.integers(committed, len(tokens))), data.draw(st.integers(1, 10))
-        found, sure = drafter.guess(0, reader(tokens), committed, length, limit, stop)
+        found, sure = drafter.guess(0, tokens, committed, tokens[committed:length], limit, stop)
         wanted, chances = defined(tokens, committed, length, limit, sizes, floor, stop)
         assert found == wanted
         assert sure == pytest.approx(chances, abs=1e-9)
@@ -203,12 +199,9 @@ def test_nothing_behind_the_place_asked_about_is_read():
     """An index that is ahead (two drafters share it) answers as one that is not, but for its record."""
     tokens = [1, 2, 3, 1, 2, 4, 1, 2, 4, 1, 2, 5, 1, 2]
     drafter = started(1)
-    drafter.guess(0, reader(tokens), len(tokens), len(tokens), 3)
+    drafter.guess(0, tokens, len(tokens), [], 3)
     for length in range(1, len(tokens)):
-        assert (
-            drafter.guess(0, reader(tokens), length, length, 3)[0]
-            == started(1).guess(0, reader(tokens[:length]), length, length, 3)[0]
-        )
+        assert drafter.guess(0, tokens, length, [], 3)[0] == started(1).guess(0, tokens[:length], length, [], 3)[0]
 
 
 def test_a_batch_is_proposed_row_by_row_with_its_limits():
@@ -263,7 +256,7 @@ def test_a_corpus_that_is_wrong_in_a_text_loses_its_trust_and_one_that_is_right_
         text = [token for n in range(12) for token in (6, 7, following, 100 + n)]
         drafter = started(1, corpus=corpus, min_ngram=9, max_ngram=9)  # the corpus alone
         places = [at for at in range(2, len(text)) if text[at - 2 : at] == [6, 7]]
-        said = {at: drafter.guess(0, reader(text), at, at, 1) for at in places}
+        said = {at: drafter.guess(0, text, at, [], 1) for at in places}
         assert [found for found, _ in said.values()] == [[8]] * len(said)
         sure = [confidence[0] for _, confidence in said.values()]
         assert sure[0] > 0.9

@@ -97,7 +97,7 @@ class Greedy:
         threads = torch.get_num_threads()
         if rows > len(self._x) or threads != self._pass.threads:
             self._make_room(max(rows, len(self._x)), threads)
-        self._pass.scratch = self._stack.scratch_for(max(rows, len(self._x)), threads)
+        self._pass.scratch = self._stack.scratch_for(len(self._x), threads)
         return self._pass
 
     def verify(self, asked: Asked, fed: Tensor, rows: int, width: int) -> Verified:

@@ -86,7 +86,7 @@ class NativeStack:
         )
         self._cache = torch.zeros(0, 0, 0, 0, 0, 0)
         self._angles = (torch.zeros(0), torch.zeros(0))  # cosines and sines by position, [slots, head_dim]
-        self._scratch = torch.zeros(0)
+        self._scratch, self._fitted = torch.zeros(0), (0, 0, 0)
 
     @property
     def depth(self) -> int:
@@ -168,7 +168,10 @@ class NativeStack:
 
     def scratch_for(self, rows: int, threads: int) -> int:
         """The address of what a pass needs besides."""
-        size = self.library.scratch_size(byref(self.structure), rows, threads)
-        if self._scratch.numel() < size:
-            self._scratch = torch.zeros(size)
+        needs = (rows, threads, self.structure.slots)
+        if needs != self._fitted:
+            size = self.library.scratch_size(byref(self.structure), rows, threads)
+            if self._scratch.numel() < size:
+                self._scratch = torch.zeros(size)
+            self._fitted = needs
         return self._scratch.data_ptr()
