@@ -124,7 +124,8 @@ class Stage(Drafter):
         """``limits`` as a tensor [B], and the tokens to draft for them [B]; the same until limits change."""
         if limits != self._limits:
             windows = [max(limit - 1, 0) for limit in limits]
-            self._limits, self._tensors = limits, torch.tensor([limits, windows], device=device).unbind()
+            most, asked = torch.tensor([limits, windows], device=device).unbind()
+            self._limits, self._tensors = limits, (most, asked)
         return self._tensors
 
     def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:

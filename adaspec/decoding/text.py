@@ -7,6 +7,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
 
@@ -34,31 +35,38 @@ def token_bytes(tokenizer: Spells, token: int) -> list[int] | None:
     if "\ufffd" not in text:
         return list(text.encode())
     written = tokenizer.convert_ids_to_tokens(token)
-    if one := _ONE_BYTE.fullmatch(written):
-        return [int(one[1], 16)]
+    one = _ONE_BYTE.fullmatch(written)
+    return [int(one[1], 16)] if one else _spelt(written)
+
+
+def _spelt(written: str) -> list[int] | None:
+    """The bytes of a token of a byte-level vocabulary; None where it is written otherwise."""
     return [_BYTES[sign] for sign in written] if all(sign in _BYTES for sign in written) else None
 
 
 class ByteTable:
     """The bytes of the tokens of a byte-level vocabulary, whose texts are those bytes joined; filled as it is asked."""
 
-    def __init__(self, tokenizer: Spells) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[int, bytes] = {}
+    def __init__(self, vocabulary: Tokenizer) -> None:
+        self._vocabulary = vocabulary
+        added = vocabulary.get_added_tokens_decoder()
+        self._known = {token: b"" for token, of in added.items() if of.special}
 
     @classmethod
     def of(cls, tokenizer: Any) -> ByteTable | None:
-        """That of a tokenizer; None where texts are put together in another way (spaces, clean-ups)."""
-        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+        """That of a tokenizer of `transformers`; None where texts are put together in another way."""
+        vocabulary = getattr(tokenizer, "backend_tokenizer", None)
         tidies = getattr(tokenizer, "clean_up_tokenization_spaces", True)
-        return cls(tokenizer) if isinstance(decoder, ByteLevel) and not tidies else None
+        fits = isinstance(vocabulary, Tokenizer) and isinstance(vocabulary.decoder, ByteLevel) and not tidies
+        return cls(vocabulary) if fits else None
 
     def __getitem__(self, token: int) -> bytes:
         """Of a token; none of a special one."""
         known = self._known.get(token)
         if known is None:
-            shown = self._tokenizer.decode([token], skip_special_tokens=True)
-            known = self._known[token] = bytes(token_bytes(self._tokenizer, token) or shown.encode()) if shown else b""
+            spelt = _spelt(self._vocabulary.id_to_token(token) or "")
+            known = self._vocabulary.decode([token]).encode() if spelt is None else bytes(spelt)
+            self._known[token] = known
         return known
 
 

@@ -26,13 +26,6 @@ class Asked:
     limits: Tensor
     ends: Tensor
 
-    def text(self, embedding: Tensor, fed: Tensor | None) -> Text:
-        """As C takes it; ``fed`` [B]: tokens in the cache, None where the first pass has been made."""
-        sequence, ends = self.sequence, self.ends
-        arrays = (sequence.tokens, sequence.lengths, self.start, fed, self.limits, ends, embedding)
-        sizes = (*sequence.tokens.shape, ends.shape[1], embedding.shape[0])
-        return Text(*(None if each is None else each.data_ptr() for each in arrays), *sizes)
-
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
@@ -80,6 +73,8 @@ class Greedy:
         self._stack, self._token_map = stack, token_map
         self._pass = Pass(considered=considered)
         self._taps = (c_void_p * stack.depth)()
+        self._text = Text()
+        self._about: tuple[TokenBuffer, Tensor] | None = None  # sequences and ends that it points to
         self._make_room(1, 1)
 
     def _make_room(self, rows: int, threads: int) -> None:
@@ -100,6 +95,18 @@ class Greedy:
         self._pass.scratch = self._stack.scratch_for(len(self._x), threads)
         return self._pass
 
+    def _given(self, asked: Asked, fed: Tensor | None) -> Text:
+        """What is asked, as C takes it; ``fed`` [B]: tokens in the cache, None where the first pass has been made."""
+        text, sequence, ends = self._text, asked.sequence, asked.ends
+        if self._about is None or sequence is not self._about[0] or ends is not self._about[1]:
+            embedding = self._stack.embedding
+            text.tokens, text.ends, text.embedding = sequence.tokens.data_ptr(), ends.data_ptr(), embedding.data_ptr()
+            (text.batch, text.stride), text.end_count = sequence.tokens.shape, ends.shape[1]
+            text.embedded, self._about = len(embedding), (sequence, ends)
+        text.lengths, text.start = sequence.lengths.data_ptr(), asked.start.data_ptr()
+        text.limits, text.fed = asked.limits.data_ptr(), None if fed is None else fed.data_ptr()
+        return text
+
     def verify(self, asked: Asked, fed: Tensor, rows: int, width: int) -> Verified:
         """One pass over what the cache lacks of the sequences, drafts included, and what it makes of the drafts.
 
@@ -109,7 +116,7 @@ class Greedy:
             rows: of the pass, as long as it may be.
             width: one more than the most drafts that a row has.
         """
-        taken, text, batch = self._room(rows), asked.text(self._stack.embedding, fed), len(fed)
+        taken, text, batch = self._room(rows), self._given(asked, fed), len(fed)
         tokens = torch.empty(batch, width, dtype=torch.long)
         told = torch.empty(5, batch, dtype=torch.long).unbind()
         verdict = Verdict(*(each.data_ptr() for each in (tokens, *told)), width, asked.sequence.capacity)
@@ -157,7 +164,7 @@ class Greedy:
 
     def _draft(self, asked: Asked, fed: Tensor | None, window: Window, taken: Pass) -> Drafted:
         stack, batch, width = self._stack, len(asked.limits), window.width
-        text, tokens = asked.text(stack.embedding, fed), torch.empty(batch, width, dtype=torch.long)
+        text, tokens = self._given(asked, fed), torch.empty(batch, width, dtype=torch.long)
         told = torch.empty(3, batch, dtype=torch.long).unbind()
         seconds = torch.empty(width, dtype=torch.float64)
         window.tokens, window.seconds = tokens.data_ptr(), seconds.data_ptr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -103,9 +104,7 @@ class NativeModel(Model):
             self.catch_up(asked.sequence, torch.where(asked.limits > 0, asked.start - 1, self.lengths))
 
     def rollback(self, lengths: Tensor) -> None:
-        fed, most = numbers(self.lengths, lengths)
-        if any(own > other for own, other in zip(fed, most)):
-            self.lengths = torch.tensor(list(map(min, fed, most)))
+        self.lengths = _every(min, self.lengths, lengths)
 
     def _watch(self, layers: tuple[int, ...]) -> None:
         self._check_layers(layers)
@@ -133,14 +132,14 @@ class NativeCopy(NativeModel):
     @property
     def lengths(self) -> Tensor:
         """Positions [B] whose keys and values are valid, the target's included."""
-        own, theirs = numbers(self._fed, self.target.lengths)
-        if all(mine <= other for mine, other in zip(own, theirs)):  # as after every verification
-            return self.target.lengths
-        return torch.tensor(list(map(max, own, theirs)))
+        return _every(max, self._fed, self.target.lengths)
 
     @lengths.setter
     def lengths(self, lengths: Tensor) -> None:
         self._fed = lengths
+
+    def rollback(self, lengths: Tensor) -> None:
+        self._fed = _every(min, self._fed, lengths)
 
     def start(self, batch_size: int, capacity: int) -> None:
         """Begins new sequences, of the target too: they share what is kept of them."""
@@ -150,3 +149,10 @@ class NativeCopy(NativeModel):
 
     def _watch(self, layers: tuple[int, ...]) -> None:
         raise ValueError(f"{self.name} reads the cache of {self.target.name}, so it has no hidden states of its own")
+
+
+def _every(choose: Callable[[int, int], int], one: Tensor, other: Tensor) -> Tensor:
+    """The smaller or larger of each two numbers of [B] and [B]; one of the tensors itself where it has them all."""
+    first, second = numbers(one, other)
+    found = list(map(choose, first, second))
+    return one if found == first else other if found == second else torch.tensor(found)
