@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import torch
 from torch import Tensor
 
 from adaspec.decoding.batch import Batch, Draft
+from adaspec.decoding.cache import largest
 from adaspec.decoding.clock import WallClock
 from adaspec.decoding.drafter import Drafter, ModelDrafter, put_rows
 from adaspec.decoding.language_model import LanguageModel
@@ -75,48 +77,67 @@ class HybridDrafter(Drafter):
             part.rollback(lengths)
 
     def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
-        start = batch.sequence.lengths
-        used, open_rows = torch.zeros_like(limits), limits > 0
+        sequence, start, left = batch.sequence, batch.sequence.lengths, limits.tolist()
+        used = torch.zeros_like(limits)
         drafts: list[tuple[Tensor, Draft]] = []  # with where each begins, [B]
         parts: list[tuple[str, Tensor]] = []
         last = len(self.parts) - 1
         for index, (name, part) in enumerate(self.parts.items()):
-            left = torch.where(open_rows, limits - used, 0)
-            if not bool((left > 0).any()):
-                parts.append((name, torch.zeros_like(used)))
+            if not any(left):
+                parts.append((name, torch.zeros_like(limits)))
                 continue
-            draft = part.propose(batch, left, stop)
+            draft = part.propose(batch, torch.tensor(left, device=limits.device), stop)
             if index < last:
                 draft = self._cut(batch, part, draft)
             drafts.append((used, draft))
             parts.append((name, draft.counts))
-            used = used + draft.counts
-            open_rows = open_rows & ~self._ended(batch, draft, left, stop)
-        width = int(used.max())
-        return Draft(batch.sequence.slice(start, width), used, _join(drafts, width), parts=tuple(parts))
+            used = used + draft.counts if len(drafts) > 1 else draft.counts
+            left = self._left(batch, draft, left, stop)
+        spoke = [draft for _, draft in drafts if draft.tokens.shape[1]]
+        if len(spoke) == 1:
+            return Draft(spoke[0].tokens, used, spoke[0].law, parts=tuple(parts))
+        width = largest(used)
+        return Draft(sequence.slice(start, width), used, _join(drafts, width), parts=tuple(parts))
 
     def _cut(self, batch: Batch, part: Drafter, draft: Draft) -> Draft:
         """Leaves out what a deterministic part is not sure of, and everything behind it."""
         if draft.confidence is None or not draft.tokens.shape[1]:
             return draft
-        kept = torch.minimum(draft.counts, (draft.confidence >= self.floor).long().cumprod(1).sum(1))
-        batch.sequence.truncate(batch.sequence.lengths - draft.counts + kept)
+        counts: list[int] = draft.counts.tolist()
+        kept = [_leading(sure[:count], self.floor) for sure, count in zip(draft.confidence.tolist(), counts)]
+        if kept == counts:
+            return draft
+        few = torch.tensor(kept, device=draft.counts.device)
+        batch.sequence.truncate(batch.sequence.lengths - draft.counts + few)
         part.rollback(batch.sequence.lengths)
-        return Draft(draft.tokens, kept, draft.law, draft.confidence)
+        width = max(kept)
+        return Draft(draft.tokens[:, :width], few, draft.law, draft.confidence[:, :width])
 
-    def _ended(self, batch: Batch, draft: Draft, left: Tensor, stop: float) -> Tensor:
-        """Rows [B] that nobody goes on with: behind a stop token, an unsure one, or what will hardly be reached."""
-        some = draft.counts > 0
-        if not draft.tokens.shape[1]:
-            return some
-        last = (draft.counts - 1).clamp(min=0)[:, None]
-        ended = batch.is_stop(draft.tokens.gather(1, last))[:, 0]
-        sure = draft.confidence
-        if sure is None:
-            return some & (ended | (draft.counts < left)) if stop else some & ended
-        steps = torch.arange(sure.shape[1], device=sure.device)
-        reached = torch.where(steps < draft.counts[:, None], sure, 1.0).prod(1)
-        return some & (ended | (sure.gather(1, last)[:, 0] < stop) | (reached < self.floor))
+    def _left(self, batch: Batch, draft: Draft, left: list[int], stop: float) -> list[int]:
+        """What the next part is asked for: nothing behind a stop token, an unsure one, or what will hardly be reached.
+
+        ``left``: what this one was asked for.
+        """
+        told = draft.confidence.tolist() if draft.confidence is not None else [None] * len(left)
+        found = []
+        for count, tokens, sure, ends, most in zip(
+            draft.counts.tolist(), draft.tokens.tolist(), told, batch.stop_ids.tolist(), left
+        ):
+            if not count or not most:
+                found.append(most)
+                continue
+            ended = tokens[count - 1] in ends
+            if sure is None:
+                ended = ended or (stop > 0.0 and count < most)
+            else:
+                ended = ended or sure[count - 1] < stop or prod(sure[:count]) < self.floor
+            found.append(0 if ended else most - count)
+        return found
+
+
+def _leading(sure: list[float], floor: float) -> int:
+    """How many leading numbers are not below the floor."""
+    return next((at for at, each in enumerate(sure) if each < floor), len(sure))
 
 
 def _join(drafts: list[tuple[Tensor, Draft]], width: int) -> Tensor | None:

@@ -55,10 +55,11 @@ class ByteTable:
     @classmethod
     def of(cls, tokenizer: Any) -> ByteTable | None:
         """That of a tokenizer of `transformers`; None where texts are put together in another way."""
-        vocabulary = getattr(tokenizer, "backend_tokenizer", None)
+        vocabulary: Any = getattr(tokenizer, "backend_tokenizer", None)
         tidies = getattr(tokenizer, "clean_up_tokenization_spaces", True)
-        fits = isinstance(vocabulary, Tokenizer) and isinstance(vocabulary.decoder, ByteLevel) and not tidies
-        return cls(vocabulary) if fits else None
+        if tidies or not isinstance(vocabulary, Tokenizer) or not isinstance(vocabulary.decoder, ByteLevel):
+            return None
+        return cls(vocabulary)
 
     def __getitem__(self, token: int) -> bytes:
         """Of a token; none of a special one."""
