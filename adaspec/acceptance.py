@@ -72,45 +72,42 @@ class Acceptance:
         known = [(self.rows[edge], group) for edge, group in alike.items() if edge in self.rows]
         if not known:
             return []
-        new = np.zeros((4, len(known), self._all.shape[2]))  # [4, known edges, positions]
-        for place, (_, group) in enumerate(known):
+        new, rounds = np.zeros(self._all.shape), np.zeros(len(self.rows))
+        for row, group in known:
+            rounds[row] = len(group)
             for kind, counts in enumerate(_summed(group)):
-                new[kind, place, : len(counts)] = counts[: new.shape[2]]
-        rows = np.array([row for row, _ in known])
-        return self._add(self._own(tag), rows, new, np.array([float(len(group)) for _, group in known]))
+                new[kind, row, : len(counts)] = counts[: new.shape[2]]
+        return self._add(self._own(tag), new, rounds)
 
-    def _add(self, own: _Counts, rows: NDArray[np.intp], new: Floats, rounds: Floats) -> list[int]:
-        self.sums[:, rows] += new.astype(np.int64)
+    def _add(self, own: _Counts, new: Floats, rounds: Floats) -> list[int]:
+        """Adds counts ``new`` [4, edges, positions] of so many ``rounds`` [edges]; 0 leaves an edge as it is."""
+        self.sums += new.astype(np.int64)
         self._varies = self._varies or bool((new[3] < new[2]).any())
-        before = own.table[:, rows]
-        changed = self._surprised(own, rows, before, new, rounds)
-        keep = self._priors.keep**rounds
-        if changed.any():
-            own.doubts[rows] += changed
-            left = self._priors.acceptance_strength / np.maximum(before[0].sum(axis=-1), 1e-9)
+        changed = self._surprised(own, new, rounds)
+        keep, found = self._priors.keep**rounds, changed.nonzero()[0].tolist()
+        if found:
+            own.doubts += changed
+            left = self._priors.acceptance_strength / np.maximum(own.table[0].sum(axis=-1), 1e-9)
             keep = np.where(changed, np.minimum(left, 1.0), keep)
-        after = before * keep[:, None] + new
-        own.table[:, rows] = after
-        self._all[:, rows] += after - before
-        found: list[int] = rows[changed].tolist()
+        after = own.table * keep[:, None] + new
+        self._all += after - own.table
+        own.table = after
         return found
 
-    def _surprised(
-        self, own: _Counts, rows: NDArray[np.intp], before: Floats, new: Floats, rounds: Floats
-    ) -> NDArray[np.bool_]:
-        """Compares the recent rounds of edges with their beliefs, where these rest on more than those; [rows]."""
-        weight, (reached, accepted) = self._priors.position_strength, before[:2]
-        rate = accepted.sum(axis=-1) / np.maximum(reached.sum(axis=-1), 1e-9)
+    def _surprised(self, own: _Counts, new: Floats, rounds: Floats) -> NDArray[np.bool_]:
+        """Compares the recent rounds of edges with their beliefs, where these rest on more than those; [edges]."""
+        weight, (reached, accepted) = self._priors.position_strength, own.table[:2]
+        all_reached, all_accepted = own.table[:2].sum(axis=-1)
+        rate = all_accepted / np.maximum(all_reached, 1e-9)
         hazards = (weight * rate[:, None] + accepted) / (weight + reached)
         hazards = np.minimum(np.maximum(hazards, 0.02), 0.98)
         expected = new[0] * hazards
-        sure, fade = reached[:, :1].sum(axis=-1) >= _SURE, 0.9**rounds
-        excess = fade * own.excess[rows] + (new[1] - expected).sum(axis=-1)
-        variance = fade * own.variance[rows] + (expected * (1.0 - hazards)).sum(axis=-1)
+        sure, fade = reached[:, 0] >= _SURE, 0.9**rounds
+        excess = fade * own.excess + (new[1] - expected).sum(axis=-1)
+        variance = fade * own.variance + (expected * (1.0 - hazards)).sum(axis=-1)
         changed: NDArray[np.bool_] = sure & (np.abs(excess) > self._priors.surprise * np.sqrt(variance + 0.25))
         going = sure & ~changed
-        own.excess[rows] = excess * going
-        own.variance[rows] = variance * going
+        own.excess, own.variance = excess * going, variance * going
         return changed
 
     def _own(self, tag: str) -> _Counts:
@@ -152,8 +149,8 @@ class Acceptance:
     def _positions(self, counts: Floats, rate: Floats) -> tuple[Floats, Floats]:
         """Beta parameters per position, given rates [..., edges]; [..., edges, positions] each."""
         weight, (reached, accepted) = self._priors.position_strength, counts[:2]
-        unknown = np.cumsum(weight / (weight + reached), axis=-1)
-        rate = np.clip(rate[..., None] * self._caution**unknown, 0.001, 0.999)
+        unknown = (weight / (weight + reached)).cumsum(axis=-1)
+        rate = np.minimum(np.maximum(rate[..., None] * self._caution**unknown, 0.001), 0.999)
         return weight * rate + accepted, weight * (1.0 - rate) + (reached - accepted)
 
     def mean(self, tag: str) -> Floats:
@@ -192,7 +189,7 @@ class Acceptance:
         """
         counts = self._pooled(tag)
         yes, no = self._rate(counts)
-        rates = np.stack((yes / (yes + no), betaincinv(yes, no, 1.0 - delta)))
+        rates = np.array((yes / (yes + no), betaincinv(yes, no, 1.0 - delta)))
         above, below = self._positions(counts, rates)
         mean, upper = above / (above + below)
         weight = self._priors.position_strength
