@@ -173,30 +173,31 @@ class CostModel:
         self._settle()
         logs, common, cell = self._passes.table(context)
         mean, upper, bold, reached = self._acceptance.outlook(context.tag, _BETTER)
-        edges, models = len(mean), len(logs)
-        unknown = np.flatnonzero(self._passes.evidence < 1.0)
-        rows = 2 + edges + models + len(unknown)  # all as believed, no caution, edges, models, blunders
-        hazards, times = (np.repeat(table[None], rows, axis=0) for table in (mean, logs))
+        faster, far = 2 + len(mean), 2 + len(mean) + len(logs)
+        unknown = self._passes.evidence < 1.0
+        rows = far + len(logs) * bool(unknown.any())  # all as believed, no caution, edges, models, blunders
+        hazards, times = np.empty((rows, *mean.shape)), np.empty((rows, *logs.shape))
+        hazards[:], times[:] = mean, logs
         hazards[1] = bold
-        one, other, far = np.arange(edges), np.arange(models), np.arange(len(unknown))
-        hazards[2 + one, one] = upper
-        times[2 + edges + other, other] -= np.hypot(common, cell)
-        times[2 + edges + models + far, unknown] -= math.log(_BLUNDER)
+        _each_own(hazards[2:faster])[:] = upper
+        _each_own(times[faster:far])[:] -= np.hypot(common, cell)
+        _each_own(times[far:])[:] -= math.log(_BLUNDER)
         tokens, seconds = self._evaluate(hazards, np.exp(times), context)
+        self._known = (context, tokens[0], seconds[0])
         factor, spread = self._residual(tokens[0] / seconds[0], context)
         rates = tokens / seconds * np.exp(factor)  # [rows, plans]
         spent, one_pass = seconds[0] * np.exp(-factor), np.exp(logs[:, 1])
-        charged = self._switching.charge(context, one_pass) if context.lacking else 0.0
+        unshown = (self._switching.uses * unknown).T  # [models, plans]
         return Prospects(
-            rates=tokens[0] / (spent + charged),
+            rates=tokens[0] / (spent + self._switching.charge(context, one_pass)),
             fed=rates[0],
             seconds=spent,
             feeding=self._switching.feeding(context, one_pass),
-            shared=np.log(rates[1 : 2 + edges + models] / rates[0]),
+            shared=np.log(rates[1:far] / rates[0]),
             half=self._half(tokens[0] / context.batch_size, reached),
             own=spread,
             own_half=self._rounds.halving((context.bucket, context.tag)),
-            gross=np.where(self._switching.uses.T[unknown], rates[2 + edges + models :], 0.0).max(axis=0, initial=0.0),
+            gross=(rates[far:] * unshown[: rows - far]).max(axis=0, initial=0.0),
         )
 
     def _half(self, tokens: Floats, reached: Floats) -> Floats:
@@ -205,9 +206,10 @@ class CostModel:
         A round reaches about as many positions of an edge as it brings tokens.
         """
         known = self._passes.evidence + self._passes.profiled
-        halves = (np.array([0.5 * self.priors.position_strength]), reached, known)
-        found: Floats = np.concatenate(halves)[:, None] / np.ones_like(tokens)
-        found[1 : 1 + len(reached)] /= tokens
+        found = np.empty((1 + len(reached) + len(known), len(tokens)))
+        found[0] = 0.5 * self.priors.position_strength
+        found[1 : 1 + len(reached)] = reached[:, None] / tokens
+        found[1 + len(reached) :] = known[:, None]
         return found
 
     def acceptance(self, verifier: str, drafter: str, tag: str = "") -> Floats:
@@ -384,6 +386,12 @@ class CostModel:
 
     def _residual(self, rates: Floats, context: Context) -> tuple[Floats, Floats]:
         return self._rounds.residual(rates / context.batch_size, (context.bucket, context.tag))
+
+
+def _each_own(tables: Floats) -> Floats:
+    """Row i of table i, as a view: [n, n, columns] -> [n, columns]."""
+    tall, wide, columns = tables.shape
+    return tables.reshape(tall * wide, columns)[:: wide + 1]
 
 
 def _own_seconds(decision: Decision, outcome: RoundOutcome, outliers: float) -> float:

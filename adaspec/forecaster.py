@@ -46,9 +46,7 @@ class Forecaster:
         depths = sorted({stage.depth for stage in stages})
         groups = [[stage for stage in stages if stage.depth == depth] for depth in depths]
         widths = [len(pairs), *accumulate(map(len, groups))]  # of what is beneath each
-        self._levels = [
-            _Level.of(group, inner, model, edge, self._need, width) for group, width in zip(groups, widths)
-        ]
+        self._levels = [_Level.of(group, inner, model, edge, self._need, width) for group, width in zip(groups, widths)]
         bare, deep = ([chain for chain in chains if (chain.depth == 2) == short] for short in (True, False))
         order = [space.arm(chain) for chain in (space.plain, *bare, *deep)]
         self._place = np.argsort(order)  # of each plan in (plain, bare, deep)

@@ -54,7 +54,7 @@ class Prospects:
         """
         best = int(self.rates.argmax())
         gap = np.log(self.rates[best] / self.rates)
-        apart = np.where(self.shared > _NONE, self.shared - self.shared[:, best : best + 1], 0.0) ** 2  # [parts, plans]
+        apart = (self.shared > _NONE) * (self.shared - self.shared[:, best : best + 1]) ** 2  # [parts, plans]
         trials = _TRIALS[:, :, None]
         told = (apart * (trials / (trials + self.half))).sum(axis=1)  # [trials, plans]
         told += self.own**2 * (_TRIALS / (_TRIALS + self.own_half))

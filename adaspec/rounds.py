@@ -78,8 +78,7 @@ class Rounds:
         """Seconds of a round outside its passes; [plans]. A depth not played takes the mean of the rest."""
         spent, rounds = self._outside(bucket)
         pooled = spent.sum() / max(rounds.sum(), 1.0)
-        seconds: Floats = ((spent + _POOLED * pooled) / (rounds + _POOLED))[self._depths]
-        return seconds
+        return ((spent + _POOLED * pooled) / (rounds + _POOLED)).take(self._depths)
 
     def _at(self, context: tuple[int, str]) -> _Sums:
         own = self._own.pop(context, None) or _Sums(len(self._space), self._clock)

@@ -59,6 +59,8 @@ class Switching:
 
     def feeding(self, context: Context, seconds: Floats) -> Floats:
         """Seconds [..., plans] of feeding at once what their models lack; ``seconds`` [..., models] as above."""
+        if not context.lacking:
+            return np.zeros((*seconds.shape[:-1], len(self.uses)))
         fed: Floats = (seconds * (self._tokens(context) * self._pace)) @ self.uses.T
         return fed
 
