@@ -78,7 +78,8 @@ class Rounds:
         """Seconds of a round outside its passes; [plans]. A depth not played takes the mean of the rest."""
         spent, rounds = self._outside(bucket)
         pooled = spent.sum() / max(rounds.sum(), 1.0)
-        return ((spent + _POOLED * pooled) / (rounds + _POOLED)).take(self._depths)
+        seconds: Floats = ((spent + _POOLED * pooled) / (rounds + _POOLED)).take(self._depths)
+        return seconds
 
     def _at(self, context: tuple[int, str]) -> _Sums:
         own = self._own.pop(context, None) or _Sums(len(self._space), self._clock)
