@@ -31,7 +31,8 @@ class Acceptance:
 
     Attributes:
         rows: row of each edge.
-        sums: everything ever counted, without discount; [4, edges, positions] reached, accepted, asked, drafted.
+        sums: everything ever counted, without discount (whole numbers); [4, edges, positions] reached, accepted, asked,
+            drafted.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Acceptance:
         self._caution = np.where(known_edges, 1.0, priors.caution)[:, None]  # [edges, 1]
         self._length = _lengths(edges, positions, space)  # [edges, positions]
         self._varies = bool((self._length < 1.0).any())  # whether some draft was or may be shorter than asked for
-        self.sums = np.zeros((4, len(edges), positions), dtype=np.int64)
+        self.sums = np.zeros((4, len(edges), positions))
         self._all = np.zeros((4, len(edges), positions))  # over all tags, discounted
         self._tags: dict[str, _Counts] = {}
         self._rest = False  # whether a tag was given up
@@ -81,7 +82,7 @@ class Acceptance:
 
     def _add(self, own: _Counts, new: Floats, rounds: Floats) -> list[int]:
         """Adds counts ``new`` [4, edges, positions] of so many ``rounds`` [edges]; 0 leaves an edge as it is."""
-        self.sums += new.astype(np.int64)
+        self.sums += new
         self._varies = self._varies or bool((new[3] < new[2]).any())
         changed = self._surprised(own, new, rounds)
         keep, found = self._priors.keep**rounds, changed.nonzero()[0].tolist()
@@ -213,7 +214,7 @@ class Acceptance:
         for own in self._tags.values():
             self._age(own)
         return {
-            "sums": self._named(self.sums),
+            "sums": self._named(self.sums.astype(np.int64)),
             "all": self._named(self._all),
             "rest": int(self._rest),
             "tags": {

@@ -251,7 +251,7 @@ class CostModel:
     def verifications(self) -> Mapping[Edge, int]:
         """How often each pair of the space was verified, ever."""
         self._settle()
-        counts = self._acceptance.sums[0, :, :1].sum(axis=-1).tolist()
+        counts = self._acceptance.sums[0, :, :1].sum(axis=-1).astype(np.int64).tolist()
         return dict(zip(self._forecaster.edges, counts))
 
     def state_dict(self) -> dict[str, Any]:
