@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import zip_longest
 from operator import le
 from typing import Any
@@ -106,7 +105,7 @@ class Acceptance:
         sure, fade = reached[:, 0] >= _SURE, 0.9**rounds
         excess = fade * own.excess + (new[1] - expected).sum(axis=-1)
         variance = fade * own.variance + (expected * (1.0 - hazards)).sum(axis=-1)
-        changed: NDArray[np.bool_] = sure & (np.abs(excess) > self._priors.surprise * np.sqrt(variance + 0.25))
+        changed: NDArray[np.bool_] = sure & (excess**2 > self._priors.surprise**2 * (variance + 0.25))
         going = sure & ~changed
         own.excess, own.variance = excess * going, variance * going
         return changed
@@ -292,7 +291,6 @@ def check_edge(edge: EdgeOutcome) -> None:
         raise ValueError(f"per position, drafted <= asked; got {edge.drafted} of {edge.asked}")
 
 
-@lru_cache(maxsize=4096)  # rounds look alike
 def _within(below: tuple[int, ...], above: tuple[int, ...]) -> bool:
     return len(below) == len(above) and all(map(le, below, above)) and (not below or min(below) >= 0)
 

@@ -74,7 +74,7 @@ class Forecaster:
             return np.ones((*lead, 1)), plain.T.reshape(*lead, 1)
         alive = np.empty((self.positions + 1, len(self.edges), times.shape[-1]))
         alive[0] = 1.0
-        _positions_first(hazards).cumprod(axis=0, out=alive[1:])
+        np.multiply.accumulate(_positions_first(hazards), axis=0, out=alive[1:])
         tokens = alive.cumsum(axis=0).reshape(-1, times.shape[-1]).take(self._token_at, axis=0)
         pairs = self._pairs(times, drafted)
         parts = [plain, pairs.reshape(-1, times.shape[-1]).take(self._bare_at, axis=0)]
