@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from operator import le
@@ -72,42 +73,41 @@ class Acceptance:
         known = [(self.rows[edge], group) for edge, group in alike.items() if edge in self.rows]
         if not known:
             return []
-        new, rounds = np.zeros(self._all.shape), np.zeros(len(self.rows))
+        own, found = self._own(tag), []
+        new, keep = np.zeros(self._all.shape), np.ones(len(self.rows))
         for row, group in known:
-            rounds[row] = len(group)
-            for kind, counts in enumerate(_summed(group)):
-                new[kind, row, : len(counts)] = counts[: new.shape[2]]
-        return self._add(self._own(tag), new, rounds)
-
-    def _add(self, own: _Counts, new: Floats, rounds: Floats) -> list[int]:
-        """Adds counts ``new`` [4, edges, positions] of so many ``rounds`` [edges]; 0 leaves an edge as it is."""
-        self.sums += new
+            counts = [column[: new.shape[2]] for column in _summed(group)]
+            for kind, column in enumerate(counts):
+                new[kind, row, : len(column)] = column
+            keep[row] = self._priors.keep ** len(group)
+            if self._surprised(own, row, counts, len(group)):
+                found.append(row)
+                own.doubts[row] += 1.0
+                keep[row] = min(self._priors.acceptance_strength / own.table[0, row].sum(), 1.0)
         self._varies = self._varies or bool((new[3] < new[2]).any())
-        changed = self._surprised(own, new, rounds)
-        keep, found = self._priors.keep**rounds, changed.nonzero()[0].tolist()
-        if found:
-            own.doubts += changed
-            left = self._priors.acceptance_strength / np.maximum(own.table[0].sum(axis=-1), 1e-9)
-            keep = np.where(changed, np.minimum(left, 1.0), keep)
+        self.sums += new
         after = own.table * keep[:, None] + new
         self._all += after - own.table
         own.table = after
         return found
 
-    def _surprised(self, own: _Counts, new: Floats, rounds: Floats) -> NDArray[np.bool_]:
-        """Compares the recent rounds of edges with their beliefs, where these rest on more than those; [edges]."""
-        weight, (reached, accepted) = self._priors.position_strength, own.table[:2]
-        all_reached, all_accepted = own.table[:2].sum(axis=-1)
-        rate = all_accepted / np.maximum(all_reached, 1e-9)
-        hazards = (weight * rate[:, None] + accepted) / (weight + reached)
-        hazards = np.minimum(np.maximum(hazards, 0.02), 0.98)
-        expected = new[0] * hazards
-        sure, fade = reached[:, 0] >= _SURE, 0.9**rounds
-        excess = fade * own.excess + (new[1] - expected).sum(axis=-1)
-        variance = fade * own.variance + (expected * (1.0 - hazards)).sum(axis=-1)
-        changed: NDArray[np.bool_] = sure & (excess**2 > self._priors.surprise**2 * (variance + 0.25))
-        going = sure & ~changed
-        own.excess, own.variance = excess * going, variance * going
+    def _surprised(self, own: _Counts, row: int, counts: Sequence[Sequence[int]], rounds: int) -> bool:
+        """Compares the recent rounds of an edge with what is believed of it, where that rests on more than those.
+
+        ``counts``: reached and accepted per position in so many ``rounds``, and more.
+        """
+        weight, surprise = self._priors.position_strength, self._priors.surprise
+        reached, accepted = own.table[:2, row].tolist()
+        sure, fade = reached[0] >= _SURE, 0.9**rounds
+        level = weight * sum(accepted) / max(sum(reached), 1e-9)
+        excess, variance = fade * own.excess[row], fade * own.variance[row]
+        for tries, hits, before, kept in zip(counts[0], counts[1], reached, accepted):
+            hazard = min(max((level + kept) / (weight + before), 0.02), 0.98)
+            excess += hits - tries * hazard
+            variance += tries * hazard * (1.0 - hazard)
+        changed = sure and abs(excess) > surprise * math.sqrt(variance + 0.25)
+        going = sure and not changed
+        own.excess[row], own.variance[row] = (excess, variance) if going else (0.0, 0.0)
         return changed
 
     def _own(self, tag: str) -> _Counts:
@@ -234,7 +234,8 @@ class Acceptance:
             self._read(kept["counts"], own.table)
             surprise = np.stack((own.excess, own.variance, own.doubts))
             self._read(kept["surprise"], surprise)
-            own.excess, own.variance, own.doubts = surprise
+            own.excess, own.variance = surprise[:2].tolist()
+            own.doubts = surprise[2]
         tables = (self._all, *(own.table for own in self._tags.values()))
         short = any(bool((table[3] < table[2]).any()) for table in tables)
         self._varies = short or bool((self._length < 1.0).any())
@@ -255,7 +256,7 @@ class Acceptance:
 
 
 class _Counts:
-    """What one tag has shown. ``excess``: recent accepted tokens over the expected, ``variance``: of that.
+    """What one tag has shown, by edge. ``excess``: recent accepted tokens over the expected, ``variance``: of that.
 
     ``doubts``: changes noticed so far, each of which ended what other tags had to say.
     """
@@ -264,7 +265,8 @@ class _Counts:
 
     def __init__(self, shape: tuple[int, ...], clock: int) -> None:
         self.table = np.zeros((4, *shape))  # reached, accepted, asked, drafted
-        self.excess, self.variance, self.doubts = np.zeros((3, shape[0]))
+        self.excess, self.variance = [0.0] * shape[0], [0.0] * shape[0]
+        self.doubts = np.zeros(shape[0])
         self.clock = clock
 
 
