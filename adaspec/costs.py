@@ -174,8 +174,8 @@ class CostModel:
         logs, common, cell = self._passes.table(context)
         mean, upper, bold, reached = self._acceptance.outlook(context.tag, _BETTER)
         faster, far = 2 + len(mean), 2 + len(mean) + len(logs)
-        unknown = self._passes.evidence < 1.0
-        rows = far + len(logs) * bool(unknown.any())  # all as believed, no caution, edges, models, blunders
+        unknown = (self._passes.evidence < 1.0).tolist()
+        rows = far + len(logs) * any(unknown)  # all as believed, no caution, edges, models, blunders
         hazards, times = np.empty((rows, *mean.shape)), np.empty((rows, *logs.shape))
         hazards[:], times[:] = mean, logs
         hazards[1] = bold
@@ -187,9 +187,10 @@ class CostModel:
         factor, spread = self._residual(tokens[0] / seconds[0], context)
         rates = tokens / seconds * np.exp(factor)  # [rows, plans]
         spent, one_pass = seconds[0] * np.exp(-factor), np.exp(logs[:, 1])
+        charged = self._switching.charge(context, one_pass) if context.lacking else 0.0
         unshown = (self._switching.uses * unknown).T  # [models, plans]
         return Prospects(
-            rates=tokens[0] / (spent + self._switching.charge(context, one_pass)),
+            rates=tokens[0] / (spent + charged),
             fed=rates[0],
             seconds=spent,
             feeding=self._switching.feeding(context, one_pass),
