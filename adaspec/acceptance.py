@@ -74,7 +74,7 @@ class Acceptance:
         if not known:
             return []
         own, found = self._own(tag), []
-        new, keep = np.zeros(self._all.shape), np.ones(len(self.rows))
+        new, keep = np.zeros(self._all.shape), [1.0] * len(self.rows)
         for row, group in known:
             counts = [column[: new.shape[2]] for column in _summed(group)]
             for kind, column in enumerate(counts):
@@ -83,10 +83,10 @@ class Acceptance:
             if self._surprised(own, row, counts, len(group)):
                 found.append(row)
                 own.doubts[row] += 1.0
-                keep[row] = min(self._priors.acceptance_strength / own.table[0, row].sum(), 1.0)
+                keep[row] = min(self._priors.acceptance_strength / float(own.table[0, row].sum()), 1.0)
         self._varies = self._varies or bool((new[3] < new[2]).any())
         self.sums += new
-        after = own.table * keep[:, None] + new
+        after = own.table * np.array(keep)[:, None] + new
         self._all += after - own.table
         own.table = after
         return found
