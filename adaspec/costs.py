@@ -188,7 +188,9 @@ class CostModel:
         rates = tokens / seconds * np.exp(factor)  # [rows, plans]
         spent, one_pass = seconds[0] * np.exp(-factor), np.exp(logs[:, 1])
         charged = self._switching.charge(context, one_pass) if context.lacking else 0.0
-        unshown = (self._switching.uses * unknown).T  # [models, plans]
+        gross = np.zeros(len(spent))
+        if any(unknown):
+            gross = (rates[far:] * (self._switching.uses * unknown).T).max(axis=0)
         return Prospects(
             rates=tokens[0] / (spent + charged),
             fed=rates[0],
@@ -198,7 +200,7 @@ class CostModel:
             half=self._half(tokens[0] / context.batch_size, reached),
             own=spread,
             own_half=self._rounds.halving((context.bucket, context.tag)),
-            gross=(rates[far:] * unshown[: rows - far]).max(axis=0, initial=0.0),
+            gross=gross,
         )
 
     def _half(self, tokens: Floats, reached: Floats) -> Floats:

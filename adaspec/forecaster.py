@@ -103,8 +103,8 @@ class Forecaster:
             if not level.bare:
                 filled += times.reshape(-1, draws).take(level.verify, axis=0)
             stops = level.stops(alive)
-            for need in range(2, self._need + 1):
-                filled[need] += (stops[: need - 1] * filled[need - 1 : 0 : -1]).sum(axis=0)
+            for left in range(1, self._need):  # a block with k accepted leaves n - 1 - k = left to go
+                filled[left + 1 :] += stops[: self._need - left] * filled[left]
             filled[0] = 0.0
             done.append(filled)
             below = np.concatenate(done, axis=1) if len(self._levels) > 1 else filled
