@@ -23,7 +23,7 @@ from adaspec.outcome import Decision, EdgeOutcome, Pass, RoundOutcome
 from adaspec.passes import Passes, check_passes
 from adaspec.plan import Context, Plan, PlanSpace
 from adaspec.priors import CostPriors
-from adaspec.prospects import Prospects
+from adaspec.prospects import Prospects, each_own, half_lives
 from adaspec.rounds import Rounds
 from adaspec.switching import Switching
 from adaspec.theory import Edge, Floats, Forecast, forecast
@@ -173,17 +173,18 @@ class CostModel:
         self._settle()
         logs, common, cell = self._passes.table(context)
         mean, upper, bold, reached = self._acceptance.outlook(context.tag, _BETTER)
-        faster, far = 2 + len(mean), 2 + len(mean) + len(logs)
-        unknown = (self._passes.evidence < 1.0).tolist()
+        known = self._passes.evidence
+        unknown = (known < 1.0).tolist()
+        faster, far = 2 + len(mean), 2 + len(mean) + len(logs)  # where the rows of models and of blunders begin
         rows = far + len(logs) * any(unknown)  # all as believed, no caution, edges, models, blunders
         hazards, times = np.empty((rows, *mean.shape)), np.empty((rows, *logs.shape))
         hazards[:], times[:] = mean, logs
         hazards[1] = bold
-        _each_own(hazards[2:faster])[:] = upper
-        _each_own(times[faster:far])[:] -= np.hypot(common, cell)
-        _each_own(times[far:])[:] -= math.log(_BLUNDER)
+        each_own(hazards[2:faster])[:] = upper
+        each_own(times[faster:far])[:] -= np.hypot(common, cell)
+        each_own(times[far:])[:] -= math.log(_BLUNDER)
         tokens, seconds = self._evaluate(hazards, np.exp(times), context)
-        self._known = (context, tokens[0], seconds[0])
+        self._known = (context, tokens[0], seconds[0])  # ``rates`` will need it
         factor, spread = self._residual(tokens[0] / seconds[0], context)
         rates = tokens / seconds * np.exp(factor)  # [rows, plans]
         spent, one_pass = seconds[0] * np.exp(-factor), np.exp(logs[:, 1])
@@ -197,23 +198,16 @@ class CostModel:
             seconds=spent,
             feeding=self._switching.feeding(context, one_pass),
             shared=np.log(rates[1:far] / rates[0]),
-            half=self._half(tokens[0] / context.batch_size, reached),
+            half=half_lives(
+                0.5 * self.priors.position_strength,
+                reached,
+                known + self._passes.profiled,
+                tokens[0] / context.batch_size,
+            ),
             own=spread,
             own_half=self._rounds.halving((context.bucket, context.tag)),
             gross=gross,
         )
-
-    def _half(self, tokens: Floats, reached: Floats) -> Floats:
-        """Rounds of each plan that halve the doubt about each part: caution, edges, models; [parts, plans].
-
-        A round reaches about as many positions of an edge as it brings tokens.
-        """
-        known = self._passes.evidence + self._passes.profiled
-        found = np.empty((1 + len(reached) + len(known), len(tokens)))
-        found[0] = 0.5 * self.priors.position_strength
-        found[1 : 1 + len(reached)] = reached[:, None] / tokens
-        found[1 + len(reached) :] = known[:, None]
-        return found
 
     def acceptance(self, verifier: str, drafter: str, tag: str = "") -> Floats:
         """Believed acceptance per position of a window; [positions]; KeyError for a pair that no plan has."""
@@ -389,12 +383,6 @@ class CostModel:
 
     def _residual(self, rates: Floats, context: Context) -> tuple[Floats, Floats]:
         return self._rounds.residual(rates / context.batch_size, (context.bucket, context.tag))
-
-
-def _each_own(tables: Floats) -> Floats:
-    """Row i of table i, as a view: [n, n, columns] -> [n, columns]."""
-    tall, wide, columns = tables.shape
-    return tables.reshape(tall * wide, columns)[:: wide + 1]
 
 
 def _own_seconds(decision: Decision, outcome: RoundOutcome, outliers: float) -> float:
