@@ -108,7 +108,7 @@ class Regression:
         factor = math.exp(off)
         self._scale += off * self.count
         self._sums = [total / factor for total in self._sums]
-        self._moments = [total / factor**2 for total in self._moments]
+        self._moments = [total / factor / factor for total in self._moments]
         self._fitted = [factor * value for value in self._fitted]
 
     def clip(self, kinds: Sequence[Kind]) -> None:
