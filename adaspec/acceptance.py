@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import zip_longest
 from operator import le
 from typing import Any
@@ -31,7 +31,8 @@ class Acceptance:
 
     Attributes:
         rows: row of each edge.
-        sums: everything ever counted, without discount; [4, edges, positions] reached, accepted, asked, drafted.
+        sums: everything ever counted, without discount (whole numbers); [4, edges, positions] reached, accepted, asked,
+            drafted.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Acceptance:
         self._caution = np.where(known_edges, 1.0, priors.caution)[:, None]  # [edges, 1]
         self._length = _lengths(edges, positions, space)  # [edges, positions]
         self._varies = bool((self._length < 1.0).any())  # whether some draft was or may be shorter than asked for
-        self.sums = np.zeros((4, len(edges), positions), dtype=np.int64)
+        self.sums = np.zeros((4, len(edges), positions))
         self._all = np.zeros((4, len(edges), positions))  # over all tags, discounted
         self._tags: dict[str, _Counts] = {}
         self._rest = False  # whether a tag was given up
@@ -72,45 +73,41 @@ class Acceptance:
         known = [(self.rows[edge], group) for edge, group in alike.items() if edge in self.rows]
         if not known:
             return []
-        new = np.zeros((4, len(known), self._all.shape[2]))  # [4, known edges, positions]
-        for place, (_, group) in enumerate(known):
-            for kind, counts in enumerate(_summed(group)):
-                new[kind, place, : len(counts)] = counts[: new.shape[2]]
-        rows = np.array([row for row, _ in known])
-        return self._add(self._own(tag), rows, new, np.array([float(len(group)) for _, group in known]))
-
-    def _add(self, own: _Counts, rows: NDArray[np.intp], new: Floats, rounds: Floats) -> list[int]:
-        self.sums[:, rows] += new.astype(np.int64)
+        own, found = self._own(tag), []
+        new, keep = np.zeros(self._all.shape), [1.0] * len(self.rows)
+        for row, group in known:
+            counts = [column[: new.shape[2]] for column in _summed(group)]
+            for kind, column in enumerate(counts):
+                new[kind, row, : len(column)] = column
+            keep[row] = self._priors.keep ** len(group)
+            if self._surprised(own, row, counts, len(group)):
+                found.append(row)
+                own.doubts[row] += 1.0
+                keep[row] = min(self._priors.acceptance_strength / float(own.table[0, row].sum()), 1.0)
         self._varies = self._varies or bool((new[3] < new[2]).any())
-        before = own.table[:, rows]
-        changed = self._surprised(own, rows, before, new, rounds)
-        keep = self._priors.keep**rounds
-        if changed.any():
-            own.doubts[rows] += changed
-            left = self._priors.acceptance_strength / np.maximum(before[0].sum(axis=-1), 1e-9)
-            keep = np.where(changed, np.minimum(left, 1.0), keep)
-        after = before * keep[:, None] + new
-        own.table[:, rows] = after
-        self._all[:, rows] += after - before
-        found: list[int] = rows[changed].tolist()
+        self.sums += new
+        after = own.table * np.array(keep)[:, None] + new
+        self._all += after - own.table
+        own.table = after
         return found
 
-    def _surprised(
-        self, own: _Counts, rows: NDArray[np.intp], before: Floats, new: Floats, rounds: Floats
-    ) -> NDArray[np.bool_]:
-        """Compares the recent rounds of edges with their beliefs, where these rest on more than those; [rows]."""
-        weight, (reached, accepted) = self._priors.position_strength, before[:2]
-        rate = accepted.sum(axis=-1) / np.maximum(reached.sum(axis=-1), 1e-9)
-        hazards = (weight * rate[:, None] + accepted) / (weight + reached)
-        hazards = np.minimum(np.maximum(hazards, 0.02), 0.98)
-        expected = new[0] * hazards
-        sure, fade = reached[:, :1].sum(axis=-1) >= _SURE, 0.9**rounds
-        excess = fade * own.excess[rows] + (new[1] - expected).sum(axis=-1)
-        variance = fade * own.variance[rows] + (expected * (1.0 - hazards)).sum(axis=-1)
-        changed: NDArray[np.bool_] = sure & (np.abs(excess) > self._priors.surprise * np.sqrt(variance + 0.25))
-        going = sure & ~changed
-        own.excess[rows] = excess * going
-        own.variance[rows] = variance * going
+    def _surprised(self, own: _Counts, row: int, counts: Sequence[Sequence[int]], rounds: int) -> bool:
+        """Compares the recent rounds of an edge with what is believed of it, where that rests on more than those.
+
+        ``counts``: reached and accepted per position in so many ``rounds``, and more.
+        """
+        weight, surprise = self._priors.position_strength, self._priors.surprise
+        reached, accepted = own.table[:2, row].tolist()
+        sure, fade = reached[0] >= _SURE, 0.9**rounds
+        level = weight * sum(accepted) / max(sum(reached), 1e-9)
+        excess, variance = fade * own.excess[row], fade * own.variance[row]
+        for tries, hits, before, kept in zip(counts[0], counts[1], reached, accepted):
+            hazard = min(max((level + kept) / (weight + before), 0.02), 0.98)
+            excess += hits - tries * hazard
+            variance += tries * hazard * (1.0 - hazard)
+        changed = sure and abs(excess) > surprise * math.sqrt(variance + 0.25)
+        going = sure and not changed
+        own.excess[row], own.variance[row] = (excess, variance) if going else (0.0, 0.0)
         return changed
 
     def _own(self, tag: str) -> _Counts:
@@ -152,8 +149,8 @@ class Acceptance:
     def _positions(self, counts: Floats, rate: Floats) -> tuple[Floats, Floats]:
         """Beta parameters per position, given rates [..., edges]; [..., edges, positions] each."""
         weight, (reached, accepted) = self._priors.position_strength, counts[:2]
-        unknown = np.cumsum(weight / (weight + reached), axis=-1)
-        rate = np.clip(rate[..., None] * self._caution**unknown, 0.001, 0.999)
+        unknown = (weight / (weight + reached)).cumsum(axis=-1)
+        rate = np.minimum(np.maximum(rate[..., None] * self._caution**unknown, 0.001), 0.999)
         return weight * rate + accepted, weight * (1.0 - rate) + (reached - accepted)
 
     def mean(self, tag: str) -> Floats:
@@ -192,7 +189,7 @@ class Acceptance:
         """
         counts = self._pooled(tag)
         yes, no = self._rate(counts)
-        rates = np.stack((yes / (yes + no), betaincinv(yes, no, 1.0 - delta)))
+        rates = np.array((yes / (yes + no), betaincinv(yes, no, 1.0 - delta)))
         above, below = self._positions(counts, rates)
         mean, upper = above / (above + below)
         weight = self._priors.position_strength
@@ -216,7 +213,7 @@ class Acceptance:
         for own in self._tags.values():
             self._age(own)
         return {
-            "sums": self._named(self.sums),
+            "sums": self._named(self.sums.astype(np.int64)),
             "all": self._named(self._all),
             "rest": int(self._rest),
             "tags": {
@@ -237,7 +234,8 @@ class Acceptance:
             self._read(kept["counts"], own.table)
             surprise = np.stack((own.excess, own.variance, own.doubts))
             self._read(kept["surprise"], surprise)
-            own.excess, own.variance, own.doubts = surprise
+            own.excess, own.variance = surprise[:2].tolist()
+            own.doubts = surprise[2]
         tables = (self._all, *(own.table for own in self._tags.values()))
         short = any(bool((table[3] < table[2]).any()) for table in tables)
         self._varies = short or bool((self._length < 1.0).any())
@@ -258,7 +256,7 @@ class Acceptance:
 
 
 class _Counts:
-    """What one tag has shown. ``excess``: recent accepted tokens over the expected, ``variance``: of that.
+    """What one tag has shown, by edge. ``excess``: recent accepted tokens over the expected, ``variance``: of that.
 
     ``doubts``: changes noticed so far, each of which ended what other tags had to say.
     """
@@ -267,7 +265,8 @@ class _Counts:
 
     def __init__(self, shape: tuple[int, ...], clock: int) -> None:
         self.table = np.zeros((4, *shape))  # reached, accepted, asked, drafted
-        self.excess, self.variance, self.doubts = np.zeros((3, shape[0]))
+        self.excess, self.variance = [0.0] * shape[0], [0.0] * shape[0]
+        self.doubts = np.zeros(shape[0])
         self.clock = clock
 
 
@@ -294,7 +293,6 @@ def check_edge(edge: EdgeOutcome) -> None:
         raise ValueError(f"per position, drafted <= asked; got {edge.drafted} of {edge.asked}")
 
 
-@lru_cache(maxsize=4096)  # rounds look alike
 def _within(below: tuple[int, ...], above: tuple[int, ...]) -> bool:
     return len(below) == len(above) and all(map(le, below, above)) and (not below or min(below) >= 0)
 

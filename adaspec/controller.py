@@ -101,8 +101,7 @@ class Controller:
         self._next_id = 0
         self._pulls = 0
         self._context = Context()
-        self._rounds = np.zeros(len(space), dtype=np.int64)
-        self._tokens, self._seconds = np.zeros((2, len(space)))
+        self._totals: list[list[float]] = [[0, 0.0, 0.0] for _ in space]  # per plan: rounds, tokens, seconds
 
     @property
     def costs(self) -> CostModel:
@@ -154,15 +153,16 @@ class Controller:
         """
         with self._lock:
             known, hold = self._open.get(decision.id, (None, None))
-            if hold is None or known != decision:
+            if hold is None or (known is not decision and known != decision):
                 raise ValueError(f"decision {decision.id} ({decision.plan}) is not open: unknown, or observed before")
             changes = self._costs.changes
             self._costs.observe(decision, outcome)
             del self._open[decision.id]
             hold.add(outcome)
-            self._rounds[hold.arm] += 1
-            self._tokens[hold.arm] += outcome.tokens
-            self._seconds[hold.arm] += outcome.seconds
+            totals = self._totals[hold.arm]
+            totals[0] += 1
+            totals[1] += outcome.tokens
+            totals[2] += outcome.seconds
             if hold.ranking and self._costs.changes > changes:
                 hold.ranking.restart()
             self._settle(hold)
@@ -171,7 +171,7 @@ class Controller:
         """One row per plan, best forecast first; the context defaults to that of the latest choice."""
         with self._lock:
             forecast = self._costs.rates(context or self._context)
-            total = max(int(self._rounds.sum()), 1)
+            total = max(sum(rounds for rounds, _, _ in self._totals), 1)
             return [self._row(int(arm), float(forecast[arm]), total) for arm in np.argsort(-forecast, kind="stable")]
 
     def explain(self, decision: Decision) -> Explanation:
@@ -186,8 +186,7 @@ class Controller:
     def state_dict(self) -> dict[str, Any]:
         """What was learned, as a versioned JSON-able dict; open tickets and holds are not kept."""
         with self._lock:
-            columns = (self._rounds.tolist(), self._tokens.tolist(), self._seconds.tolist())
-            totals = {str(plan): list(sums) for plan, *sums in zip(self.space, *columns) if sums[0]}
+            totals = {str(plan): list(sums) for plan, sums in zip(self.space, self._totals) if sums[0]}
             return {
                 "format": _FORMAT,
                 "version": _VERSION,
@@ -216,9 +215,7 @@ class Controller:
             self._costs.load_state_dict(state["costs"])
             self._rng.bit_generator.state = state["rng"]
             self._holds, self._open, self._rankings = {}, {}, {}
-            sums = [state["totals"].get(str(plan), (0, 0.0, 0.0)) for plan in self.space]
-            self._rounds = np.array([row[0] for row in sums], dtype=np.int64)
-            self._tokens, self._seconds = np.array([row[1:] for row in sums], dtype=np.float64).T
+            self._totals = [list(state["totals"].get(str(plan), (0, 0.0, 0.0))) for plan in self.space]
 
     @staticmethod
     def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -256,11 +253,12 @@ class Controller:
         ranking.uses -= 1
         ranking.rounds += self._hold
         law = ranking.law if override is None else self._restricted(ranking, override)
-        steps = np.cumsum(law)
-        arm = int(np.searchsorted(steps, self._rng.random() * steps[-1], side="right"))
+        steps = law.cumsum()
+        arm = int(steps.searchsorted(self._rng.random() * steps[-1], side="right"))
         floor = self._collapse * float(ranking.rates[arm]) * context.batch_size
         best = float(ranking.rates.max()) * context.batch_size
-        trust = float(self._rounds[arm] / (self._rounds[arm] + TRUSTED_ROUNDS))
+        rounds = self._totals[arm][0]
+        trust = rounds / (rounds + TRUSTED_ROUNDS)
         seen = ranking.seen.setdefault(arm, Seen())
         return Hold(arm, float(law[arm]), self._hold, best, floor, trust, ranking, seen=seen)
 
@@ -346,10 +344,10 @@ class Controller:
         if hold.ranking and hold.rounds and not (hold.left or hold.open):
             self._policy.observe(hold.arm, hold.propensity, hold.rounds)
 
-    def _row(self, arm: int, forecast: float, total: int) -> Row:
-        rounds = int(self._rounds[arm])
-        measured = float(self._tokens[arm] / self._seconds[arm]) if rounds else None
-        return Row(self.space[arm], rounds, rounds / total, forecast, measured)
+    def _row(self, arm: int, forecast: float, total: float) -> Row:
+        rounds, tokens, seconds = self._totals[arm]
+        measured = tokens / seconds if rounds else None
+        return Row(self.space[arm], int(rounds), rounds / total, forecast, measured)
 
 
 def _check(state: Mapping[str, Any], target: object) -> None:

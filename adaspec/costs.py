@@ -23,7 +23,7 @@ from adaspec.outcome import Decision, EdgeOutcome, Pass, RoundOutcome
 from adaspec.passes import Passes, check_passes
 from adaspec.plan import Context, Plan, PlanSpace
 from adaspec.priors import CostPriors
-from adaspec.prospects import Prospects
+from adaspec.prospects import Prospects, each_own, half_lives
 from adaspec.rounds import Rounds
 from adaspec.switching import Switching
 from adaspec.theory import Edge, Floats, Forecast, forecast
@@ -173,42 +173,41 @@ class CostModel:
         self._settle()
         logs, common, cell = self._passes.table(context)
         mean, upper, bold, reached = self._acceptance.outlook(context.tag, _BETTER)
-        edges, models = len(mean), len(logs)
-        unknown = np.flatnonzero(self._passes.evidence < 1.0)
-        rows = 2 + edges + models + len(unknown)  # all as believed, no caution, edges, models, blunders
-        hazards, times = (np.repeat(table[None], rows, axis=0) for table in (mean, logs))
+        known = self._passes.evidence
+        unknown = (known < 1.0).tolist()
+        faster, far = 2 + len(mean), 2 + len(mean) + len(logs)  # where the rows of models and of blunders begin
+        rows = far + len(logs) * any(unknown)  # all as believed, no caution, edges, models, blunders
+        hazards, times = np.empty((rows, *mean.shape)), np.empty((rows, *logs.shape))
+        hazards[:], times[:] = mean, logs
         hazards[1] = bold
-        one, other, far = np.arange(edges), np.arange(models), np.arange(len(unknown))
-        hazards[2 + one, one] = upper
-        times[2 + edges + other, other] -= np.hypot(common, cell)
-        times[2 + edges + models + far, unknown] -= math.log(_BLUNDER)
+        each_own(hazards[2:faster])[:] = upper
+        each_own(times[faster:far])[:] -= np.hypot(common, cell)
+        each_own(times[far:])[:] -= math.log(_BLUNDER)
         tokens, seconds = self._evaluate(hazards, np.exp(times), context)
+        self._known = (context, tokens[0], seconds[0])  # ``rates`` will need it
         factor, spread = self._residual(tokens[0] / seconds[0], context)
         rates = tokens / seconds * np.exp(factor)  # [rows, plans]
         spent, one_pass = seconds[0] * np.exp(-factor), np.exp(logs[:, 1])
         charged = self._switching.charge(context, one_pass) if context.lacking else 0.0
+        gross = np.zeros(len(spent))
+        if any(unknown):
+            gross = (rates[far:] * (self._switching.uses * unknown).T).max(axis=0)
         return Prospects(
             rates=tokens[0] / (spent + charged),
             fed=rates[0],
             seconds=spent,
             feeding=self._switching.feeding(context, one_pass),
-            shared=np.log(rates[1 : 2 + edges + models] / rates[0]),
-            half=self._half(tokens[0] / context.batch_size, reached),
+            shared=np.log(rates[1:far] / rates[0]),
+            half=half_lives(
+                0.5 * self.priors.position_strength,
+                reached,
+                known + self._passes.profiled,
+                tokens[0] / context.batch_size,
+            ),
             own=spread,
             own_half=self._rounds.halving((context.bucket, context.tag)),
-            gross=np.where(self._switching.uses.T[unknown], rates[2 + edges + models :], 0.0).max(axis=0, initial=0.0),
+            gross=gross,
         )
-
-    def _half(self, tokens: Floats, reached: Floats) -> Floats:
-        """Rounds of each plan that halve the doubt about each part: caution, edges, models; [parts, plans].
-
-        A round reaches about as many positions of an edge as it brings tokens.
-        """
-        known = self._passes.evidence + self._passes.profiled
-        halves = (np.array([0.5 * self.priors.position_strength]), reached, known)
-        found: Floats = np.concatenate(halves)[:, None] / np.ones_like(tokens)
-        found[1 : 1 + len(reached)] /= tokens
-        return found
 
     def acceptance(self, verifier: str, drafter: str, tag: str = "") -> Floats:
         """Believed acceptance per position of a window; [positions]; KeyError for a pair that no plan has."""
@@ -249,7 +248,7 @@ class CostModel:
     def verifications(self) -> Mapping[Edge, int]:
         """How often each pair of the space was verified, ever."""
         self._settle()
-        counts = self._acceptance.sums[0, :, :1].sum(axis=-1).tolist()
+        counts = self._acceptance.sums[0, :, :1].sum(axis=-1).astype(np.int64).tolist()
         return dict(zip(self._forecaster.edges, counts))
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,18 +39,18 @@ class Forecaster:
         self._pair_edge = _rows(edge[pair] for pair, _ in pairs)
         self._verifier, self._drafter = (_rows(model[names[place]] for _, names in pairs) for place in (0, 1))
         self._at_once = np.array([float(names[1] in one_pass) for _, names in pairs])[:, None]
+        self._one_by_one = 1.0 - self._at_once
         inner = {stage: row_of[_outer(stage), stage.models] for stage in stages if stage.depth == 2}
         inner |= {stage: stages[_tail(stage)] for stage in stages if stage.depth > 2}
         self._need = max((chain.windows[0] for chain in chains if chain.depth > 2), default=0)
         depths = sorted({stage.depth for stage in stages})
-        self._levels = [
-            _Level.of([stage for stage in stages if stage.depth == depth], inner, model, edge, self._need)
-            for depth in depths
-        ]
+        groups = [[stage for stage in stages if stage.depth == depth] for depth in depths]
+        widths = [len(pairs), *accumulate(map(len, groups))]  # of what is beneath each
+        self._levels = [_Level.of(group, inner, model, edge, self._need, width) for group, width in zip(groups, widths)]
         bare, deep = ([chain for chain in chains if (chain.depth == 2) == short] for short in (True, False))
         order = [space.arm(chain) for chain in (space.plain, *bare, *deep)]
         self._place = np.argsort(order)  # of each plan in (plain, bare, deep)
-        self._token_at = _rows(c.windows[0] * len(self.edges) + edge[_outer(c)] for c in chains)
+        self._token_at = _rows([0, *(c.windows[0] * len(self.edges) + edge[_outer(c)] for c in chains)])
         self._bare_at = _rows(c.windows[0] * len(pairs) + row_of[_outer(c), c.models] for c in bare)
         self._deep_at = _rows(c.windows[0] * len(stages) + stages[_tail(c)] for c in deep)
         self._deep_len = _rows(c.windows[0] + 1 for c in deep)
@@ -71,10 +72,10 @@ class Forecaster:
         plain = times[1, :1]  # [1, D]
         if not self.positions:
             return np.ones((*lead, 1)), plain.T.reshape(*lead, 1)
-        alive = np.ones((self.positions + 1, len(self.edges), times.shape[-1]))
-        np.cumprod(_positions_first(hazards), axis=0, out=alive[1:])
-        lengths = np.cumsum(alive, axis=0).reshape(-1, times.shape[-1])
-        tokens = np.concatenate((np.ones_like(plain), lengths.take(self._token_at, axis=0)))
+        alive = np.empty((self.positions + 1, len(self.edges), times.shape[-1]))
+        alive[0] = 1.0
+        np.multiply.accumulate(_positions_first(hazards), axis=0, out=alive[1:])
+        tokens = alive.cumsum(axis=0).reshape(-1, times.shape[-1]).take(self._token_at, axis=0)
         pairs = self._pairs(times, drafted)
         parts = [plain, pairs.reshape(-1, times.shape[-1]).take(self._bare_at, axis=0)]
         if self._levels:
@@ -88,22 +89,22 @@ class Forecaster:
         verify, draft = times.take(self._verifier, axis=1), times[1].take(self._drafter, axis=0)
         costs = np.empty((self.positions + 1, *draft.shape))
         costs[0] = verify[1]
-        costs[1:] = verify[2:] - verify[1:-1] + draft * (1.0 - self._at_once)
+        costs[1:] = verify[2:] - verify[1:-1] + draft * self._one_by_one
         if drafted is not None:
-            costs[1:] *= drafted[self._pair_edge].T[:, :, None]
+            costs[1:] *= drafted.take(self._pair_edge, axis=0).T[:, :, None]
         costs[1] += draft * self._at_once
-        return np.cumsum(costs, axis=0)
+        return costs.cumsum(axis=0)
 
     def _fill(self, alive: Floats, times: Floats, pairs: Floats) -> Floats:
         """Expected seconds W until a stage has handed over n = 0 .. need tokens; [need + 1, stages, D]."""
-        below, done = pairs, []
+        below, done, draws = pairs, [], times.shape[-1]
         for level in self._levels:
-            filled = below[level.take, level.inner]
+            filled = below.reshape(-1, draws).take(level.inner, axis=0)
             if not level.bare:
-                filled += times[level.take + 1, level.model]
+                filled += times.reshape(-1, draws).take(level.verify, axis=0)
             stops = level.stops(alive)
-            for need in range(2, self._need + 1):
-                filled[need] += np.einsum("ksd,ksd->sd", stops[: need - 1], filled[need - 1 : 0 : -1])
+            for left in range(1, self._need):  # a block with k accepted leaves n - 1 - k = left to go
+                filled[left + 1 :] += stops[: self._need - left] * filled[left]
             filled[0] = 0.0
             done.append(filled)
             below = np.concatenate(done, axis=1) if len(self._levels) > 1 else filled
@@ -112,13 +113,15 @@ class Forecaster:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """All stages with the same number of models beneath them, as index arrays over the stages."""
+    """All stages with the same number of models beneath them, as index arrays over the stages.
+
+    ``inner`` and ``verify`` are indices into [sizes x rows]: the block with n tokens to go, of what is beneath.
+    """
 
     bare: bool  # the model beneath them is the drafter
-    model: NDArray[np.intp]  # [stages] row of the verifying model
     edge: NDArray[np.intp]  # [stages]
-    inner: NDArray[np.intp]  # [stages] row of the pair (bare), else of the stage beneath
-    take: NDArray[np.intp]  # [need + 1, stages] block size with n tokens to go
+    inner: NDArray[np.intp]  # [need + 1, stages] cost of the draft: of the pair (bare), else of the stage beneath
+    verify: NDArray[np.intp]  # [need + 1, stages] seconds of its verification, where ``inner`` does not hold them
     held: Floats  # [need, stages, 1] whether k <= window
 
     @classmethod
@@ -129,14 +132,15 @@ class _Level:
         model: Mapping[str, int],
         edge: Mapping[Edge, int],
         need: int,
+        width: int,
     ) -> _Level:
         windows, steps = _rows(stage.windows[0] for stage in stages), np.arange(need + 1)[:, None]
+        block = np.minimum(windows, np.maximum(steps - 1, 0))
         return cls(
             bare=stages[0].depth == 2,
-            model=_rows(model[stage.models[0]] for stage in stages),
             edge=_rows(edge[_outer(stage)] for stage in stages),
-            inner=_rows(inner[stage] for stage in stages),
-            take=np.minimum(windows, np.maximum(steps - 1, 0)),
+            inner=block * width + _rows(inner[stage] for stage in stages),
+            verify=(block + 1) * len(model) + _rows(model[stage.models[0]] for stage in stages),
             held=(steps[:-1] <= windows)[:, :, None].astype(np.float64),
         )
 

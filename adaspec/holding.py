@@ -22,7 +22,7 @@ _FAMILIAR = 0.5  # trust in a plan from which its collapse makes the law void
 
 def idle(context: Context) -> frozenset[str]:
     """The models that have so much to catch up with that it decides between plans."""
-    return frozenset(name for name, count in context.lacking if count >= _MUCH)
+    return frozenset([name for name, count in context.lacking if count >= _MUCH])
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class Hold:
 
     def interrupted(self, plan: Plan, context: Context) -> bool:
         """Whether the plan's models lack tokens again after its first round: another text has begun."""
-        return self.started and not idle(context).isdisjoint(plan.models)
+        return bool(context.lacking) and self.started and not idle(context).isdisjoint(plan.models)
 
     @property
     def started(self) -> bool:

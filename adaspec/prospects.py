@@ -54,7 +54,7 @@ class Prospects:
         """
         best = int(self.rates.argmax())
         gap = np.log(self.rates[best] / self.rates)
-        apart = np.where(self.shared > _NONE, self.shared - self.shared[:, best : best + 1], 0.0) ** 2  # [parts, plans]
+        apart = (self.shared > _NONE) * (self.shared - self.shared[:, best : best + 1]) ** 2  # [parts, plans]
         trials = _TRIALS[:, :, None]
         told = (apart * (trials / (trials + self.half))).sum(axis=1)  # [trials, plans]
         told += self.own**2 * (_TRIALS / (_TRIALS + self.own_half))
@@ -67,3 +67,25 @@ class Prospects:
         found: Floats = (horizon * gain - cost / self.seconds[best]).max(axis=0)
         found[best] = 0.0
         return found
+
+
+def half_lives(caution: float, edges: Floats, models: Floats, tokens: Floats) -> Floats:
+    """Rounds of each plan that halve the doubt about each part: caution, edges, models; [parts, plans].
+
+    Args:
+        caution: what it rests on, in rounds.
+        edges: the same in positions, of which a round reaches about as many as it brings tokens; [edges].
+        models: the same in rounds; [models].
+        tokens: of a round, per row; [plans].
+    """
+    found = np.empty((1 + len(edges) + len(models), len(tokens)))
+    found[0] = caution
+    found[1 : 1 + len(edges)] = edges[:, None] / tokens
+    found[1 + len(edges) :] = models[:, None]
+    return found
+
+
+def each_own(tables: Floats) -> Floats:
+    """Row i of table i, as a view: [n, n, columns] -> [n, columns]."""
+    count, rows, columns = tables.shape
+    return tables.reshape(count * rows, columns)[:: rows + 1]

@@ -27,7 +27,7 @@ class Rounds:
         self._space, self._priors = space, priors
         self._depths = np.array([plan.depth for plan in space])
         self._own: dict[tuple[int, str], _Sums] = {}
-        self._overhead: dict[int, Floats] = {}  # per bucket [2, depth + 1]: seconds, rounds
+        self._overhead: dict[int, list[list[float]]] = {}  # per bucket: seconds and rounds by depth
         self._clock = 0
 
     def forget(self, rounds: int) -> None:
@@ -40,8 +40,9 @@ class Rounds:
         sums[:, arm] = sums[:, arm] * self._priors.round_keep**rounds + (tokens, seconds, rounds)
 
     def add_overhead(self, bucket: int, depth: int, seconds: float, rounds: int) -> None:
-        sums = self._outside(bucket)
-        sums[:, depth] = sums[:, depth] * self._priors.round_keep**rounds + (seconds, rounds)
+        keep = self._priors.round_keep**rounds
+        for sums, new in zip(self._outside(bucket), (seconds, rounds)):
+            sums[depth] = sums[depth] * keep + new
 
     def doubt(self, arms: NDArray[np.bool_], tag: str) -> None:
         """Forgets what some plans ([plans]) brought under a tag."""
@@ -77,8 +78,9 @@ class Rounds:
     def overheads(self, bucket: int) -> Floats:
         """Seconds of a round outside its passes; [plans]. A depth not played takes the mean of the rest."""
         spent, rounds = self._outside(bucket)
-        pooled = spent.sum() / max(rounds.sum(), 1.0)
-        seconds: Floats = ((spent + _POOLED * pooled) / (rounds + _POOLED))[self._depths]
+        pooled = sum(spent) / max(sum(rounds), 1.0)
+        by_depth = [(one + _POOLED * pooled) / (count + _POOLED) for one, count in zip(spent, rounds)]
+        seconds: Floats = np.array(by_depth).take(self._depths)
         return seconds
 
     def _at(self, context: tuple[int, str]) -> _Sums:
@@ -91,9 +93,9 @@ class Rounds:
             self._own.pop(next(iter(self._own)))
         return own
 
-    def _outside(self, bucket: int) -> Floats:
+    def _outside(self, bucket: int) -> list[list[float]]:
         if bucket not in self._overhead:
-            self._overhead[bucket] = np.zeros((2, int(self._depths.max()) + 1))
+            self._overhead[bucket] = [[0.0] * (int(self._depths.max()) + 1) for _ in range(2)]
         return self._overhead[bucket]
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,7 +107,7 @@ class Rounds:
             contexts.setdefault(str(bucket), {})[tag] = plans
         return {
             "contexts": contexts,
-            "overhead": {str(bucket): sums.tolist() for bucket, sums in self._overhead.items()},
+            "overhead": {str(bucket): [list(one) for one in sums] for bucket, sums in self._overhead.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,9 +116,9 @@ class Rounds:
             for tag, plans in tags.items():
                 self._at((int(bucket), tag)).read(plans, self._space)
         for bucket, (seconds, rounds) in state["overhead"].items():
-            sums = self._outside(int(bucket))
-            size = min(len(seconds), sums.shape[1])
-            sums[:, :size] = seconds[:size], rounds[:size]
+            for sums, kept in zip(self._outside(int(bucket)), (seconds, rounds)):
+                size = min(len(kept), len(sums))
+                sums[:size] = kept[:size]
 
 
 class _Sums:

@@ -31,23 +31,25 @@ class Switching:
 
     def __init__(self, space: PlanSpace, relative: float, rounds: float) -> None:
         self._rows = {name: row for row, name in enumerate(space.models)}
-        self.uses = np.array([[name in plan.models for name in space.models] for plan in space])  # [plans, models]
+        used = [[name in plan.models for name in space.models] for plan in space]
+        self.uses = np.array(used, dtype=np.float64)  # [plans, models], 1 where a plan has a model
         self._arm = space.arm
         self._relative, self._prior_rounds = relative, rounds
         self._fed = np.zeros(3)  # seconds, tokens x T(1), tokens
         self._rounds, self._feedings = np.zeros((2, len(self._rows)))  # of each model, discounted
-        self._latest = np.zeros(len(self._rows), dtype=bool)  # models of the latest round
+        self._latest = np.zeros(len(self._rows))  # models of the latest round, as ``uses``
 
     def learn(self, rounds: Sequence[tuple[Decision, RoundOutcome]], seconds: Floats) -> None:
         """Takes rounds whose contexts tell what models lack; ``seconds`` [models]: believed, of a pass over 1 token."""
         keep = _KEEP ** len(rounds)
-        self._rounds = self._rounds * keep + self.uses[[self._arm(decision.plan) for decision, _ in rounds]].sum(axis=0)
+        self._rounds *= keep
         self._feedings *= keep
         for decision, outcome in rounds:
             uses = self.uses[self._arm(decision.plan)]
+            self._rounds += uses
             if decision.context.lacking:
                 fed = self._tokens(decision.context) * uses
-                self._feedings += (fed > 0.0) & self._latest
+                self._feedings += (fed > 0.0) * self._latest
                 if outcome.catch_up_seconds > 0.0 and fed.any():
                     self._fed += outcome.catch_up_seconds, float(fed @ seconds), float(fed.sum())
             self._latest = uses
@@ -59,6 +61,8 @@ class Switching:
 
     def feeding(self, context: Context, seconds: Floats) -> Floats:
         """Seconds [..., plans] of feeding at once what their models lack; ``seconds`` [..., models] as above."""
+        if not context.lacking:
+            return np.zeros((*seconds.shape[:-1], len(self.uses)))
         fed: Floats = (seconds * (self._tokens(context) * self._pace)) @ self.uses.T
         return fed
 

@@ -356,6 +356,16 @@ def test_seconds_are_kept_apart_by_bucket_of_batch_sizes():
     assert costs.rates(Context(8))[0] == pytest.approx(20.0, rel=0.1)
 
 
+def test_batch_sizes_of_one_bucket_that_are_learned_together_fade_what_was_there_once():
+    costs, priors = CostModel(SPACE), CostPriors()
+    for _ in range(2):
+        for size in (8, 9):
+            one = RoundOutcome(size, 0.4, size, passes=tuple(passes("t", 1, 0.4, 1, size)))
+            learn(costs, one, 1, SPACE.plain, Context(size))
+        count = costs.state_dict()["passes"]["cells"]["8"]["t"]["1"][0]
+    assert count == pytest.approx(2.0 * priors.idle_keep**2 * priors.pass_keep + 2.0)
+
+
 def silent_round(rng, rows=1, acceptance=0.8, t_seconds=0.2, d_seconds=0.03):
     """A round of the pair of which the engine tells tokens and seconds alone."""
     accepted = sum(min(int(rng.geometric(1.0 - acceptance)) - 1, 4) for _ in range(rows))

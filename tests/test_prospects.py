@@ -75,12 +75,22 @@ def learned():
 
 @pytest.mark.parametrize("context", [Context(), Context(1, 200, "", (("d", 150),)), Context(4, 20)])
 def test_the_prospects_of_a_model_agree_with_its_forecast(context):
-    costs = learned()
-    found = costs.prospects(context)
-    assert found.rates == pytest.approx(costs.rates(context))
+    found = learned().prospects(context)
+    assert found.rates == pytest.approx(learned().rates(context))
     assert (found.fed >= found.rates * (1 - 1e-12)).all()
     assert (found.feeding > 0.0).any() == bool(context.lacking)
     assert (found.shared >= -1e-12).all()
+
+
+def test_the_forecast_that_prospects_leave_behind_is_of_their_context_and_no_older_than_the_rounds():
+    costs, fresh = learned(), learned()
+    costs.prospects(Context())
+    assert costs.rates(Context(4, 20)) == pytest.approx(fresh.rates(Context(4, 20)))
+    costs.prospects(Context())
+    for one in (costs, fresh):
+        one.observe(Decision(SPACE.plain, Context(), 1.0, 0), RoundOutcome(1, 0.3))
+    assert costs.rates(Context()) == pytest.approx(fresh.rates(Context()))
+    assert costs.rates(Context()) != pytest.approx(learned().rates(Context()))
 
 
 def test_only_plans_with_a_part_hang_on_it():
