@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from filelock import FileLock
 
 from adaspec.controller import Controller
+from adaspec.files import check_file
 
 logger = logging.getLogger("adaspec.state")
 _HEADER = ("format", "version", "target")
@@ -57,11 +58,14 @@ class StateFile:
         place: a path, or a URL that fsspec understands (``s3://bucket/state.json``).
 
     Raises:
+        ValueError: the place is a folder.
         OSError: the place cannot be read or written.
     """
 
     def __init__(self, place: str | Path) -> None:
         self.place = str(place)
+        if "://" not in self.place:
+            check_file(Path(place), "the state")
         self._bytes: _Place = _Remote(self.place) if "://" in self.place else _Local(Path(place))
         self._seen = False  # whether what is there is known to be a state
 

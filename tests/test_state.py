@@ -203,8 +203,11 @@ def test_a_file_has_one_owner(tmp_path):
 
 def test_a_place_that_cannot_hold_a_lock_is_an_error_and_not_a_wait(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        StateFile(tmp_path / "file" / "state.json").claim()
+    with pytest.raises(ValueError, match=r"state\.json cannot be made: file is a file"):
+        StateFile(tmp_path / "file" / "state.json")
+    (tmp_path / "other.json.owner.lock").mkdir()
+    with pytest.raises(OSError, match=r"other\.json\.owner\.lock"):
+        StateFile(tmp_path / "other.json").claim()
     monkeypatch.setattr("adaspec.state._LOCK_SECONDS", 0.05)
     with FileLock(tmp_path / "state.json.lock"), pytest.raises(OSError, match=r"state\.json\.lock"):
         StateFile(tmp_path / "state.json").save({"n": 1})
