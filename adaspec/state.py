@@ -176,14 +176,22 @@ def merged(folder: str | Path) -> dict[str, Any] | None:
         places = [str(path) for path in Path(text).glob("*.json")]
     found = {place: StateFile(place).load() for place in sorted(places)}
     states = {place: state for place, state in found.items() if state is not None}
-    known: list[dict[str, Any]] = []
+    return merge(states) if states else None
+
+
+def merge(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """``Controller.merge`` of states by their places.
+
+    Raises:
+        ValueError: one that is damaged or does not belong to the first, told with its place.
+    """
+    known = list(states.values())
     for place, state in states.items():
         try:
-            Controller.merge([*known[:1], state])
+            Controller.merge([known[0], state])
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
-        known.append(state)
-    return Controller.merge(known) if known else None
+    return Controller.merge(known)
 
 
 def restore(controller: Controller, store: Store) -> bool:
