@@ -39,6 +39,12 @@ class Store(Protocol):
     def set_aside(self) -> str:
         """Renames what is there, so that it is neither used nor lost; returns its new place."""
 
+    def claim(self) -> None:
+        """Makes this its one writer until ``release`` or the end of the process, see ``StateFile``."""
+
+    def release(self) -> None:
+        """Lets others claim it."""
+
 
 class _Place(Protocol):
     """Bytes at one place."""
@@ -155,6 +161,12 @@ class Replica:
     def set_aside(self) -> str:
         return self.own.set_aside()
 
+    def claim(self) -> None:
+        self.own.claim()
+
+    def release(self) -> None:
+        self.own.release()
+
 
 def open_store(place: str | Path, replica: str = "") -> Store:
     """A file, or the place of one replica in a folder that several share."""
@@ -215,6 +227,21 @@ def restore(controller: Controller, store: Store) -> bool:
         store.set_aside()
         return False
     return True
+
+
+def take_up(controller: Controller, store: Store) -> bool:
+    """``restore`` from a store that only this process writes from then on; where that fails it is free again.
+
+    Raises:
+        ValueError: as ``restore``, or another process has claimed the store.
+        OSError: nothing can be written there.
+    """
+    store.claim()
+    try:
+        return restore(controller, store)
+    except BaseException:
+        store.release()
+        raise
 
 
 def _refuse(constant: str) -> float:
