@@ -50,7 +50,7 @@ class Assembly:
     def runners(self) -> dict[str, str]:
         """What computes the passes of each model, by its name in plans, and why not something faster."""
         members = self.generator.chain.members.items()
-        return {name: member.runner for name, member in members if isinstance(member, Model)}
+        return {name: member.runner for name, member in members if isinstance(member, Model | PlainModel)}
 
     def fresh_controller(self, seed: int) -> Controller:
         """A controller over the same space that knows what was known at the start and nothing else."""
@@ -119,7 +119,7 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
     chain.prepare_passes(space.shapes())
     if setup.threads is not None:
         use_threads(setup.threads)
-    elif setup.device == "cpu" and not setup.plain:
+    elif setup.device == "cpu" and target.rollback_obstacle is None:
         use_fastest(lambda: chain.profile({TARGET: [1]})[0].seconds)
     profile = tuple(chain.profile(space.shapes()))
     controller.profile(profile)
@@ -148,6 +148,6 @@ def _capacity(setup: Setup, target: LanguageModel, members: Mapping[str, Member]
     limits = [(setup.cache_length, "as asked for")]
     for model in (target, *members.values()):
         if isinstance(model, Model | PlainModel):
-            limit = sequence_limit(model.module.config.get_text_config(), rollback=not setup.plain)
+            limit = sequence_limit(model.module.config.get_text_config(), rollback=isinstance(model, Model))
             limits += [(limit[0], f"{model.name}: {limit[1]}")] if limit else []
     return min(limits, key=lambda limit: limit[0])

@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"  # without the system's number
     return " ".join(str(error).split()) or type(error).__name__
 
 

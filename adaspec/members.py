@@ -14,13 +14,12 @@ from adaspec.decoding.drafter import Drafter
 from adaspec.decoding.feature_load import feature_folder, load_feature_drafter
 from adaspec.decoding.hybrid import HybridDrafter
 from adaspec.decoding.language_model import LanguageModel
-from adaspec.decoding.load import load_model
+from adaspec.decoding.load import load_model, load_plain
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.model import (
     Model,
     PlainModel,
     check_same_tokenizer,
-    load_module,
     load_tokenizer,
     sequence_limit,
     stop_token_ids,
@@ -52,13 +51,20 @@ class Loader:
             name, offline=own.offline, progress=self._tell, cache_dir=own.cache_dir, code=own.trust_remote_code
         )
 
-    def plain_model(self, name: str, source: Path) -> PlainModel:
-        """A model for plain decoding, whether it can be rolled back or not."""
+    def plain_model(self, name: str, source: Path) -> Model | PlainModel:
+        """A model for plain decoding, whether it can be rolled back or not, computed by what suits it."""
         setup = self._setup
         self._tell(f"load {source.name} ({setup.precision})", None)
-        trust = setup.trust_remote_code
-        module = load_module(source, precision=setup.precision, device=setup.device, trust_remote_code=trust)
-        return PlainModel(name, module)
+        return load_plain(
+            name,
+            source,
+            capacity=setup.cache_length,
+            precision=setup.precision,
+            device=setup.device,
+            runner=setup.runner,
+            trust_remote_code=setup.trust_remote_code,
+            tell=self._tell,
+        )
 
     def model(
         self,

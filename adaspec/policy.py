@@ -11,6 +11,7 @@ import numpy as np
 from adaspec.costs import CostModel
 from adaspec.outcome import RoundOutcome
 from adaspec.plan import Context, Plan
+from adaspec.stored import each, number, record, together
 from adaspec.theory import Floats
 
 _SETTLED = 8  # pulls for which a plan stands that no trial of another one is worth giving up
@@ -41,7 +42,11 @@ class Policy(ABC):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
-        """Takes back what ``state_dict`` gave."""
+        """Takes back what ``state_dict`` gave.
+
+        Raises:
+            ValueError: anything else (a policy with a state checks it with ``adaspec.stored``); nothing is taken then.
+        """
 
 
 class ThompsonSampling(Policy):
@@ -175,6 +180,15 @@ class Optimistic(Policy):
         return law
 
 
+_SUM = number(0.0)
+_EXP3 = record(
+    weights=together(each(_SUM), lambda weights: not weights or abs(sum(weights) - 1.0) < 1e-6, "weights sum to 1"),
+    tokens=_SUM,
+    seconds=_SUM,
+    largest=_SUM,
+)
+
+
 class Exp3(Policy):
     """Exponential weights around the forecast, with a share that keeps every plan alive, on a reward that knows time.
 
@@ -234,5 +248,6 @@ class Exp3(Policy):
         return {"weights": self._weights.tolist(), **sums}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        _EXP3(state, "")
         self._weights = np.array(state["weights"], dtype=float)
         self._tokens, self._seconds, self._largest = state["tokens"], state["seconds"], state["largest"]

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from filelock import FileLock
 
 from adaspec.controller import Controller
+from adaspec.files import check_file
 
 logger = logging.getLogger("adaspec.state")
 _HEADER = ("format", "version", "target")
@@ -38,6 +39,12 @@ class Store(Protocol):
     def set_aside(self) -> str:
         """Renames what is there, so that it is neither used nor lost; returns its new place."""
 
+    def claim(self) -> None:
+        """Makes this its one writer until ``release`` or the end of the process, see ``StateFile``."""
+
+    def release(self) -> None:
+        """Lets others claim it."""
+
 
 class _Place(Protocol):
     """Bytes at one place."""
@@ -57,11 +64,14 @@ class StateFile:
         place: a path, or a URL that fsspec understands (``s3://bucket/state.json``).
 
     Raises:
+        ValueError: the place is a folder.
         OSError: the place cannot be read or written.
     """
 
     def __init__(self, place: str | Path) -> None:
         self.place = str(place)
+        if "://" not in self.place:
+            check_file(Path(place), "the state")
         self._bytes: _Place = _Remote(self.place) if "://" in self.place else _Local(Path(place))
         self._seen = False  # whether what is there is known to be a state
 
@@ -151,6 +161,12 @@ class Replica:
     def set_aside(self) -> str:
         return self.own.set_aside()
 
+    def claim(self) -> None:
+        self.own.claim()
+
+    def release(self) -> None:
+        self.own.release()
+
 
 def open_store(place: str | Path, replica: str = "") -> Store:
     """A file, or the place of one replica in a folder that several share."""
@@ -172,14 +188,22 @@ def merged(folder: str | Path) -> dict[str, Any] | None:
         places = [str(path) for path in Path(text).glob("*.json")]
     found = {place: StateFile(place).load() for place in sorted(places)}
     states = {place: state for place, state in found.items() if state is not None}
-    known: list[dict[str, Any]] = []
+    return merge(states) if states else None
+
+
+def merge(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """``Controller.merge`` of states by their places.
+
+    Raises:
+        ValueError: one that is damaged or does not belong to the first, told with its place.
+    """
+    known = list(states.values())
     for place, state in states.items():
         try:
-            Controller.merge([*known[:1], state])
+            Controller.merge([known[0], state])
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
-        known.append(state)
-    return Controller.merge(known) if known else None
+    return Controller.merge(known)
 
 
 def restore(controller: Controller, store: Store) -> bool:
@@ -203,6 +227,21 @@ def restore(controller: Controller, store: Store) -> bool:
         store.set_aside()
         return False
     return True
+
+
+def take_up(controller: Controller, store: Store) -> bool:
+    """``restore`` from a store that only this process writes from then on; where that fails it is free again.
+
+    Raises:
+        ValueError: as ``restore``, or another process has claimed the store.
+        OSError: nothing can be written there.
+    """
+    store.claim()
+    try:
+        return restore(controller, store)
+    except BaseException:
+        store.release()
+        raise
 
 
 def _refuse(constant: str) -> float:

@@ -38,6 +38,15 @@ def row(*items: Check) -> Check:
     return check
 
 
+def each(item: Check) -> Check:
+    """A list of items, however many."""
+
+    def check(value: Any, place: str) -> None:
+        row(*[item] * len(_list(value, place)))(value, place)
+
+    return check
+
+
 def table(rows: int, item: Check) -> Check:
     """So many lists of items, all of one length."""
 
@@ -46,7 +55,7 @@ def table(rows: int, item: Check) -> Check:
         for at, one in enumerate(lists):
             if len(one) != len(lists[0]):
                 raise ValueError(f"{place} has rows of {len(lists[0])} and of {len(one)} items")
-            row(*[item] * len(one))(one, f"{place}[{at}]")
+            each(item)(one, f"{place}[{at}]")
 
     return check
 
@@ -94,7 +103,7 @@ def finite(value: Any, place: str) -> None:
     elif isinstance(value, Mapping):
         named(finite)(value, place)
     elif isinstance(value, list | tuple):
-        row(*[finite] * len(value))(value, place)
+        each(finite)(value, place)
 
 
 def text(value: Any, place: str) -> None:

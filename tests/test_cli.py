@@ -176,7 +176,18 @@ def test_plain_decodes_a_recurrent_model_and_a_long_sliding_window(tmp_path: Pat
         assert main(command) == 2
         assert name in capsys.readouterr().err.splitlines()[-1].lower() or name == "mistral"
         assert main([*command, "--plain"]) == 0
-        assert json.loads(capsys.readouterr().out)["tokens"] == 24
+        report = json.loads(capsys.readouterr().out)
+        assert report["tokens"] == 24
+        assert report["runners"]["target"].startswith("torch (")
+
+
+def test_plain_decoding_has_the_runner_and_the_text_of_the_plan_of_the_target_alone(generate, capsys) -> None:
+    reports = []
+    for options in (["--plain"], ["--plan", "target"]):
+        assert generate("--json", "--precision", "float32", *options) == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    assert reports[0]["text"] == reports[1]["text"]
+    assert reports[0]["runners"] == reports[1]["runners"] != {}
 
 
 def test_remote_code_runs_only_when_asked_for(tmp_path: Path, capsys) -> None:

@@ -12,17 +12,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_worlds import GOOD, ONE_PASS, SPACE, play, profile, scripted
 
-from adaspec import Context, Controller, CostModel, EdgeOutcome
-from adaspec.policy import EpsilonGreedy
+from adaspec import Context, Controller, CostModel, EdgeOutcome, Policy
+from adaspec.baselines import (
+    CachedStateMachine,
+    DrafterByPrompt,
+    EmaTiers,
+    EXP3Spec,
+    HedgeSpec,
+    HuggingFaceHeuristic,
+    MaximumLikelihoodWindow,
+    QLearning,
+    StateMachine,
+    ThroughputAware,
+    UCBSpec,
+)
+from adaspec.policy import EpsilonGreedy, Exp3
 from adaspec.state import StateFile, restore
 
 CONTEXTS = (Context(), Context(4, 100, "tenant"), Context(1, 20, "", lacking=(("d", 7),)))
 
 
-def learned(seed: int) -> Controller:
+def learned(seed: int, policy: Policy | None = None) -> Controller:
     """One that has something to say in every part of its state."""
     rng = np.random.default_rng(seed)
-    controller = Controller(SPACE, EpsilonGreedy(1.0), CostModel(SPACE, one_pass=ONE_PASS), hold=1, seed=seed)
+    controller = Controller(SPACE, policy or EpsilonGreedy(1.0), CostModel(SPACE, one_pass=ONE_PASS), hold=1, seed=seed)
     controller.profile(profile(SPACE, rng))
     for number in range(45):
         decision = controller.choose(CONTEXTS[number % 3])
@@ -61,8 +74,8 @@ DAMAGES = {
 }
 
 
-def damaged(path, damage):
-    state = json.loads(WHOLE)
+def damaged(path, damage, whole=WHOLE):
+    state = json.loads(whole)
     *outer, last = path
     held = state
     for key in outer:
@@ -164,6 +177,73 @@ def test_what_a_policy_cannot_take_leaves_it_as_it_was() -> None:
     with pytest.raises(ValueError, match=r"policy\.state: Scripted cannot take it"):
         controller.load_state_dict(before | {"policy": {"name": "Scripted", "state": {"a": 1}}})
     assert taken == [{"a": 1}, {}]  # what it had is given back
+    assert controller.state_dict() == before
+
+
+STATEFUL = (
+    CachedStateMachine,
+    DrafterByPrompt,
+    EXP3Spec,
+    EmaTiers,
+    Exp3,
+    HedgeSpec,
+    HuggingFaceHeuristic,
+    MaximumLikelihoodWindow,
+    QLearning,
+    StateMachine,
+    ThroughputAware,
+    UCBSpec,
+)
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_one_damage_in_a_policys_own_state_is_refused_or_does_no_harm(kind) -> None:
+    costs, policy = learned(3).costs, kind()
+    whole = json.dumps(learned(1, policy).state_dict()["policy"]["state"])
+    known = list(places(json.loads(whole)))
+
+    @settings(max_examples=150)
+    @given(path=st.sampled_from(known), damage=st.sampled_from(["drop", *DAMAGES]))
+    def check(path, damage) -> None:
+        taken = kind()
+        learned(2, taken)
+        before = json.dumps(taken.state_dict())
+        taken.load_state_dict(taken.state_dict())  # what it says itself it takes
+        assert json.dumps(taken.state_dict()) == before
+        try:
+            taken.load_state_dict(damaged(path, damage, whole))
+        except ValueError:
+            assert json.dumps(taken.state_dict()) == before
+        for step in range(3):
+            rng = np.random.default_rng(step)
+            law = taken.probabilities(costs, Context(), rng)
+            assert law.min() >= 0.0
+            assert law.sum() == pytest.approx(1.0)
+            arm = int(rng.choice(len(law), p=law))
+            taken.observe(arm, float(law[arm]), [play(SPACE[arm], GOOD, rng)])
+        json.dumps(taken.state_dict(), allow_nan=False)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "told"),
+    [
+        (Exp3, {"weights": [0.5, 0.6], "tokens": 1.0, "seconds": 1.0, "largest": 1.0}, "weights: weights sum to 1"),
+        (Exp3, {"weights": [1.5, -0.5], "tokens": 1.0, "seconds": 1.0, "largest": 1.0}, r"weights\[1\] is a finite"),
+        (UCBSpec, {"count": [1.0], "sum": []}, "every plan has a count and a sum"),
+        (ThroughputAware, {"recent": [[[0, 1], [0, 0]]]}, r"recent\[0\]: two counts per position"),
+        (MaximumLikelihoodWindow, {"pulls": [[1, 1, 0.0, 0.0]]}, r"pulls\[0\]: passes take some seconds"),
+        (HedgeSpec, {"regret": {"d": "much"}}, r"regret\.d is a number, got 'much'"),
+        (DrafterByPrompt, {"pulls": {}, "moments": {"d": [[[0.0] * 10] * 10, [0.0] * 10]}}, "positive definite"),
+        (DrafterByPrompt, {"pulls": {}, "moments": {"d": [np.eye(10).tolist(), [0.0] * 10]}}, "come from pulls"),
+    ],
+)
+def test_what_contradicts_itself_in_a_policys_own_state_is_refused_by_its_place(kind, state, told) -> None:
+    controller = learned(2, kind())
+    before = controller.state_dict()
+    with pytest.raises(ValueError, match=rf"policy\.state: {kind.__name__} cannot take it: .*{told}"):
+        controller.load_state_dict(before | {"policy": {"name": kind.__name__, "state": state}})
     assert controller.state_dict() == before
 
 

@@ -97,6 +97,14 @@ def test_a_file_that_does_not_belong_into_a_shared_folder_is_named(tmp_path, for
         merged(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["aa", "zz"])
+def test_a_damaged_replica_is_named_with_the_place_of_its_damage(tmp_path, name):
+    Replica(tmp_path, "one").save(played(3).state_dict())
+    Replica(tmp_path, name).save(played(3).state_dict() | {"totals": {"t": [1]}})
+    with pytest.raises(ValueError, match=rf"{name}\.json: totals\.t is a list of 3"):
+        merged(tmp_path)
+
+
 def test_replicas_write_their_own_and_a_new_one_inherits_all(folder):
     for name, rounds in (("a", 10), ("b", 15)):
         Replica(folder, name).save(played(rounds).state_dict())
@@ -203,8 +211,11 @@ def test_a_file_has_one_owner(tmp_path):
 
 def test_a_place_that_cannot_hold_a_lock_is_an_error_and_not_a_wait(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        StateFile(tmp_path / "file" / "state.json").claim()
+    with pytest.raises(ValueError, match=r"state\.json cannot be made: file is a file"):
+        StateFile(tmp_path / "file" / "state.json")
+    (tmp_path / "other.json.owner.lock").mkdir()
+    with pytest.raises(OSError, match=r"other\.json\.owner\.lock"):
+        StateFile(tmp_path / "other.json").claim()
     monkeypatch.setattr("adaspec.state._LOCK_SECONDS", 0.05)
     with FileLock(tmp_path / "state.json.lock"), pytest.raises(OSError, match=r"state\.json\.lock"):
         StateFile(tmp_path / "state.json").save({"n": 1})

@@ -60,7 +60,8 @@ def _fastest(tags: Iterable[Mapping[str, Sequence[float]]], drafter: str) -> int
                 own = sums.setdefault(window_of(plan), [0.0, 0.0, 0.0])
                 own[:] = (old + new for old, new in zip(own, told))
     enough = _SHARE * sum(rounds for _, _, rounds in sums.values())
-    rates = {window: tokens / seconds for window, (tokens, seconds, rounds) in sums.items() if rounds >= enough}
+    timed = {window: own for window, own in sums.items() if own[1] and own[2] >= enough}
+    rates = {window: tokens / seconds for window, (tokens, seconds, _) in timed.items()}
     return max(rates, key=rates.__getitem__) if rates else None
 
 

@@ -24,7 +24,7 @@ from adaspec.adapters.windows import HOLD, load_context, round_outcome, window_c
 from adaspec.controller import Controller
 from adaspec.faults import log_failure
 from adaspec.outcome import Decision
-from adaspec.state import Store, open_store, restore
+from adaspec.state import Store, open_store, take_up
 
 _LOG = logging.getLogger(__name__)
 _ONE_PASS = ("ngram", "ngram_gpu", "suffix")  # methods whose drafts cost the same whatever the window
@@ -37,7 +37,7 @@ class Settings:
     """``additional_config["adaspec"]`` of an engine; every field may be left out.
 
     Attributes:
-        state: file, folder or fsspec URL that keeps what was learned; "": nowhere.
+        state: file, folder or fsspec URL that keeps what was learned; "": nowhere. A local file belongs to one engine.
         replica: name of this engine among those that share ``state``, which is then a folder.
         save_seconds: between two saves; the last one is at shutdown.
         hold: rounds per pull of the policy.
@@ -141,6 +141,13 @@ class Steering:
         except OSError as error:
             log_failure(_LOG, "adaspec cannot save its state", error)
 
+    def close(self) -> None:
+        """Writes the state for the last time, and lets others have its file."""
+        self.save()
+        if self._store is not None:
+            self._store.release()
+            self._store = None
+
     def _tells(self, step: _Step) -> bool:
         same = step.drafting is not None and step.verified is not None and step.drafting.plan == step.verified.plan
         return (self._one_pass or same) and _decodes(step.output)
@@ -183,7 +190,7 @@ def _steering(scheduler: Any) -> Steering:
     )
     store = open_store(settings.state, settings.replica) if settings.state else None
     if store is not None:
-        restore(controller, store)
+        take_up(controller, store)
     return Steering(controller, one_pass=one_pass, store=store, save_seconds=settings.save_seconds)
 
 
@@ -210,7 +217,7 @@ class _Adaptive:
         return outputs
 
     def shutdown(self) -> None:
-        self.adaspec.save()
+        self.adaspec.close()
         super().shutdown()  # type: ignore[misc]
 
 

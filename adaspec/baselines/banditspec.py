@@ -13,12 +13,20 @@ from adaspec.costs import CostModel
 from adaspec.outcome import RoundOutcome
 from adaspec.plan import Context
 from adaspec.policy import Policy
+from adaspec.stored import each, number, record, together
 from adaspec.theory import Floats
 
 
 def _tokens(rounds: Sequence[RoundOutcome]) -> list[float]:
     """Tokens per row of every round."""
     return [outcome.tokens / max(outcome.rows, 1) for outcome in rounds]
+
+
+_SUMS = together(
+    record(count=each(number(0.0)), sum=each(number(0.0))),
+    lambda kept: len(kept["count"]) == len(kept["sum"]),
+    "every plan has a count and a sum",
+)
 
 
 class UCBSpec(Policy):
@@ -63,6 +71,7 @@ class UCBSpec(Policy):
         return {"count": self._count.tolist(), "sum": self._sum.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        _SUMS(state, "")
         self._count, self._sum = np.array(state["count"], dtype=float), np.array(state["sum"], dtype=float)
 
 
@@ -97,4 +106,5 @@ class EXP3Spec(Policy):
         return {"losses": self._losses.tolist(), "pulls": self._pulls}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        record(losses=each(number(0.0)), pulls=number(0, whole=True))(state, "")
         self._losses, self._pulls = np.array(state["losses"], dtype=float), int(state["pulls"])

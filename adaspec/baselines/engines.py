@@ -12,6 +12,7 @@ from adaspec.baselines.ladder import Ladder, Pull, WindowRule
 from adaspec.costs import CostModel
 from adaspec.outcome import RoundOutcome
 from adaspec.plan import Context
+from adaspec.stored import each, number, record, row, together
 
 
 class HuggingFaceHeuristic(WindowRule):
@@ -37,6 +38,7 @@ class HuggingFaceHeuristic(WindowRule):
         return {"window": self._now}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        record(window=number(1.0))(state, "")
         self._now = float(state["window"])
 
 
@@ -96,7 +98,20 @@ class EmaTiers(WindowRule):
         return {"window": self._now, "average": self._average, "rounds": self._rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        record(window=number(1, whole=True), average=number(0.0), rounds=number(0, whole=True))(state, "")
         self._now, self._average, self._rounds = int(state["window"]), float(state["average"]), int(state["rounds"])
+
+
+_COUNTS = each(number(0, whole=True))
+_RECENT = record(
+    recent=each(
+        together(
+            row(_COUNTS, _COUNTS),
+            lambda kept: len(kept[0]) == len(kept[1]) and sum(kept[0][:1]) > 0,
+            "two counts per position, the first is asked for",
+        )
+    )
+)
 
 
 class ThroughputAware(WindowRule):
@@ -173,6 +188,7 @@ class ThroughputAware(WindowRule):
         return {"recent": [[list(asked), list(accepted)] for asked, accepted in self._recent]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        _RECENT(state, "")
         self._recent.clear()
         self._asked, self._accepted = [], []
         for asked, accepted in state["recent"]:

@@ -14,6 +14,7 @@ from adaspec.costs import CostModel
 from adaspec.outcome import EdgeOutcome, RoundOutcome
 from adaspec.plan import Context, PlanSpace
 from adaspec.policy import Policy
+from adaspec.stored import named, number, record
 from adaspec.theory import Floats
 
 
@@ -60,6 +61,7 @@ class HedgeSpec(Policy):
         return {"regret": dict(self._regret)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        record(regret=named(number()))(state, "")
         self._regret = {str(name): float(regret) for name, regret in state["regret"].items()}
 
 

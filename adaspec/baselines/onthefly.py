@@ -13,12 +13,20 @@ from adaspec.costs import CostModel
 from adaspec.outcome import RoundOutcome
 from adaspec.plan import Context, PlanSpace
 from adaspec.policy import Policy
+from adaspec.stored import each, named, number, record, row, text, together
 from adaspec.theory import Floats
 
 
 def _best_window(windows: Sequence[int], alpha: float, draft: float, verify: float) -> int:
     """The window with the most (1 - alpha^(window + 1)) / (1 - alpha) / (window draft + verify), alpha below 1."""
     return max(windows, key=lambda window: (1.0 - alpha ** (window + 1)) / (1.0 - alpha) / (window * draft + verify))
+
+
+_WINDOW = number(1, whole=True)
+_COUNT, _SECONDS = number(0, whole=True), number(0.0)
+_PULLS = each(
+    together(row(_COUNT, _COUNT, _SECONDS, _SECONDS), lambda pull: pull[2] + pull[3] > 0.0, "passes take some seconds")
+)
 
 
 class _History:
@@ -69,6 +77,7 @@ class MaximumLikelihoodWindow(WindowRule):
         return {"pulls": [list(pull) for pull in self._history.pulls]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        record(pulls=_PULLS)(state, "")
         self._history.pulls.clear()
         self._history.pulls.extend(tuple(pull) for pull in state["pulls"])
 
@@ -94,6 +103,7 @@ class StateMachine(WindowRule):
         return {"window": self._now}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        record(window=_WINDOW)(state, "")
         self._now = int(state["window"])
 
 
@@ -132,6 +142,7 @@ class CachedStateMachine(WindowRule):
         return {"history": self._history, "states": dict(self._states)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        record(history=text, states=named(_WINDOW))(state, "")
         self._history = str(state["history"])
         self._states = {str(key): int(window) for key, window in state["states"].items()}
 
@@ -190,6 +201,8 @@ class QLearning(WindowRule):
         return {"state": self._state, "best": self._best, "values": values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        values = together(named(number(), numbered=True), bool, "a state has a value")
+        record(state=text, best=number(0.0), values=named(values))(state, "")
         self._state, self._best = str(state["state"]), float(state["best"])
         self._values = {key: {int(w): q for w, q in known.items()} for key, known in state["values"].items()}
 
@@ -266,8 +279,20 @@ class DrafterByPrompt(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._check(state)
         self._histories = {name: _History(self._memory) for name in state["pulls"]}
         for name, pulls in state["pulls"].items():
             self._histories[name].pulls.extend(tuple(pull) for pull in pulls)
         self._moments = {name: (np.array(xx), np.array(xy)) for name, (xx, xy) in state["moments"].items()}
         self._slopes = {}
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        """Refuses moments of other features than these, or such as no features have."""
+        sums = row(*[number()] * len(self._features))
+        moments = together(
+            row(row(*[sums] * len(self._features)), sums),
+            lambda kept: float(np.linalg.eigvalsh(np.array(kept[0])).min()) > 0.0,
+            "moments are positive definite",
+        )
+        law = record(pulls=named(_PULLS), moments=named(moments))
+        together(law, lambda kept: kept["moments"].keys() <= kept["pulls"].keys(), "moments come from pulls")(state, "")

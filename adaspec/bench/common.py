@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adaspec.bench.prompts import TEN
+from adaspec.files import read_text
 
 
 def add_prompts(parser: argparse.ArgumentParser, *, max_new_tokens: int = 128) -> None:
@@ -30,11 +31,11 @@ def read_prompts(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     """(kind, prompt) in order.
 
     Raises:
-        ValueError: a line that is no record with a prompt, with its number.
+        ValueError: a file that cannot be read, or a line that is no record with a prompt, with its number.
     """
     if arguments.prompts is None:
         return list(TEN[: arguments.limit])
-    lines = arguments.prompts.read_text(encoding="utf-8").splitlines()[: arguments.limit]
+    lines = read_text(arguments.prompts, "--prompts").splitlines()[: arguments.limit]
     return [_record(line, number, arguments.prompts) for number, line in enumerate(lines, 1)]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from adaspec.bench.prompts import TEN
+from adaspec.files import read_text
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 MULTI_TURN = "multi_turn"  # Spec-Bench's name for the task of which these are the categories: multi-turn conversation
@@ -67,16 +68,10 @@ def paragraphs(path: str) -> list[Question]:
     """A prompt per paragraph of a text file.
 
     Raises:
-        ValueError: no UTF-8 text, or an empty one.
-        OSError: a file that cannot be read.
+        ValueError: a file that cannot be read, is no UTF-8 text, or is empty.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no UTF-8 text (at byte {error.start})") from None
+    text = read_text(Path(path), "the workload")
     parts = [part.strip() for part in text.split("\n\n") if part.strip()]
-    if not parts:
-        raise ValueError(f"{path} holds no text")
     return [Question(f"text-{number}", "text", (part,)) for number, part in enumerate(parts, 1)]
 
 

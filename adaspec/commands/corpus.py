@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adaspec.commands.consoles import consoles
+from adaspec.files import check_file
 from adaspec.options import add_store
 
 
@@ -41,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"the corpus {path} is no file")
         if arguments.output.exists() and path.samefile(arguments.output):
             raise ValueError(f"the index would overwrite the corpus {path}; name another --output")
+    check_file(arguments.output, "--output")
     if not arguments.output.absolute().parent.is_dir():
         raise ValueError(f"there is no folder for the index {arguments.output}")
     text, notes = consoles(False)

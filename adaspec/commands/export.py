@@ -18,16 +18,20 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from adaspec.adapters.tables import learned_ranges, sglang_config, tensorrt_schedule, vllm_table
-    from adaspec.controller import Controller
-    from adaspec.state import StateFile
+    from adaspec.state import StateFile, merge
 
-    states = []
+    if arguments.max_batch_size < 1:
+        raise ValueError(f"--max-batch-size is at least 1, got {arguments.max_batch_size}")
+    states = {}
     for place in arguments.states:
         state = StateFile(place).read()  # no load: that would rename a file given by mistake
         if state is None:
             raise ValueError(f"there is no state in {place}")
-        states.append(state)
-    ranges = learned_ranges(Controller.merge(states), arguments.max_batch_size, drafter=arguments.drafter)
+        states[place] = state
+    state = merge(states)
     write = {"vllm": vllm_table, "sglang": sglang_config, "tensorrt-llm": tensorrt_schedule}[arguments.engine]
-    print(write(ranges))
+    try:
+        print(write(learned_ranges(state, arguments.max_batch_size, drafter=arguments.drafter)))
+    except ValueError as error:
+        raise ValueError(f"{', '.join(states)}: {error}") from None
     return 0

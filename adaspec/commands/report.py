@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from adaspec.files import check_file, check_folder
+
 
 def add(commands: Any) -> None:
     """The command and its options."""
@@ -20,6 +22,10 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from adaspec.bench.report import page, records
 
+    if arguments.out is not None:
+        check_file(arguments.out, "--out")
+    if arguments.png is not None:
+        check_folder(arguments.png, "--png")
     found = page.report(records.read_all(records.find(arguments.runs), lambda why: print(why, file=sys.stderr)))
     if arguments.png is not None:
         for path in page.save_pngs(found, arguments.png):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from adaspec.commands.consoles import consoles
+from adaspec.files import check_file
 from adaspec.options import add_models, read_setup
 
 
@@ -54,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     from adaspec.terminal import progress
 
     setup = read_setup(arguments)
+    if arguments.state and "://" not in arguments.state:
+        check_file(Path(arguments.state), "--state")
     rules = Rules(
         floor=arguments.floor,
         exploration=arguments.exploration,

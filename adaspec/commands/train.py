@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adaspec.commands.consoles import consoles
+from adaspec.files import check_folder
 
 EXAMPLES = """examples:
   adaspec train-drafter my-head                                   (for the default target; hours on two cores)
@@ -52,6 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     from adaspec.training.prompts import DEFAULT
     from adaspec.training.trainer import Schedule
 
+    check_folder(arguments.out, "DIR")
+    if arguments.begin is not None and not arguments.begin.is_dir():
+        raise ValueError(f"--begin {arguments.begin} is no folder")
     check_device(arguments.device)
     if arguments.threads is not None:
         use_threads(arguments.threads)

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from adaspec.files import read_text
+
 MAGIC = b"\x93ADASPEC"
 VERSION = 1
 SIZES = range(1, 5)
@@ -149,19 +151,18 @@ def read_tokens(files: Iterable[Path], tokenizer: Any, tell: Progress) -> Array:
     """The token ids of text files, one behind the other.
 
     Raises:
-        ValueError: a file that is no UTF-8 text.
-        OSError: a file that cannot be read.
+        ValueError: a file that cannot be read or is no UTF-8 text, or no token in any.
     """
     paths = list(files)
     pieces = [np.zeros(0, dtype=np.uint32)]
     for done, path in enumerate(paths):
         tell(f"read {path.name}", done / len(paths))
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"the corpus {path} is no UTF-8 text: {error}") from None
+        text = read_text(path, "the corpus", may_be_empty=True)
         pieces.append(np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.uint32))
-    return np.concatenate(pieces)
+    tokens = np.concatenate(pieces)
+    if not len(tokens):
+        raise ValueError(f"the corpus {', '.join(map(str, paths))} is empty")
+    return tokens
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:

@@ -329,6 +329,8 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for path in sorted(folder.glob("[!.]*.safetensors")):
             found |= load_file(path)
+        if not found and not (folder / PICKLE).is_file():
+            raise ValueError(f"{folder} holds no readable weights: neither safetensors nor {PICKLE}")
         if not found:
             found = torch.load(folder / PICKLE, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError) as error:

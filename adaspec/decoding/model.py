@@ -159,13 +159,17 @@ class Model(LanguageModel):
 
 
 class PlainModel(LanguageModel):
-    """Any causal LM with its own cache, for plain decoding of one sequence where rolling back is impossible."""
+    """Any causal LM with its own cache, for plain decoding of one sequence where rolling back is impossible.
+
+    ``reason``: why it is, for what the module itself does not tell.
+    """
 
     catch_up_chunk = 2**31 - 1  # a state-space model takes its prompt in one pass
 
-    def __init__(self, name: str, module: Any, vocab_size: int | None = None) -> None:
-        super().__init__(name, vocab_size or module.config.get_text_config().vocab_size)
-        self.rollback_obstacle = rollback_obstacle(module) or "its cache is not ours"
+    def __init__(self, name: str, module: Any, reason: str = "its cache is not ours") -> None:
+        super().__init__(name, module.config.get_text_config().vocab_size)
+        self.rollback_obstacle = rollback_obstacle(module) or reason
+        self.runner = f"torch ({self.rollback_obstacle})"
         self.module = module
         self._cache_name = _cache_name(module)
         self._cache: Any = None

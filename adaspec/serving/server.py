@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 
+from adaspec.files import read_text
 from adaspec.serving.app import build
 from adaspec.serving.gate import LOOPBACK
 from adaspec.serving.service import Service
@@ -87,15 +88,13 @@ def read_token(variable: str | None, file: Path | None) -> str | None:
     """The bearer token, from a file or else from the value of an environment variable.
 
     Raises:
-        ValueError: an empty one.
-        OSError: the file cannot be read.
+        ValueError: an empty one, or a file that cannot be read.
     """
-    token = variable if file is None else file.read_text("utf-8")
-    if token is None:
-        return None
-    if not token.strip():
-        raise ValueError(f"the bearer token in {file or TOKEN_VARIABLE} is empty")
-    return token.strip()
+    if file is not None:
+        return read_text(file, "--api-key-file").strip()
+    if variable is not None and not variable.strip():
+        raise ValueError(f"the bearer token in {TOKEN_VARIABLE} is empty")
+    return variable.strip() if variable is not None else None
 
 
 def log_to_stderr(*, machine: bool, level: int = logging.INFO) -> None:

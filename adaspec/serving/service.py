@@ -17,7 +17,7 @@ from adaspec.serving.engine import Engine, Limits, Usage
 from adaspec.serving.errors import ApiError
 from adaspec.serving.exchange import Exchange
 from adaspec.serving.schema import ChatRequest, Common, CompletionRequest
-from adaspec.state import StateFile, restore
+from adaspec.state import StateFile, restore, take_up
 from adaspec.telemetry import Telemetry, Tracing
 
 logger = logging.getLogger("adaspec.serving")
@@ -82,9 +82,7 @@ class Service:
         self._store = StateFile(settings.state) if settings.state else None
         self._writes = self._store is not None and not (rules and rules.read_only)
         if self._store:
-            if self._writes:
-                self._store.claim()
-            found = restore(assembly.controller, self._store)
+            found = (take_up if self._writes else restore)(assembly.controller, self._store)
             logger.info("state %s", "restored" if found else "begun anew", extra={"fields": {"event": "restore"}})
         self.guard = Guard(assembly.controller, rules, self.telemetry)
         chain = assembly.generator.chain

@@ -17,6 +17,7 @@ from adaspec.decoding.feature_load import read_feature_drafter, save_feature_dra
 from adaspec.decoding.feature_net import FeatureNet, FeatureShape
 from adaspec.decoding.load import load_model
 from adaspec.decoding.model import Model, load_module, load_tokenizer, stop_token_ids
+from adaspec.files import read_text
 from adaspec.training.card import card
 from adaspec.training.collect import Collector, Dialogue, Recipe, Text, read_shard, write_shard
 from adaspec.training.prompts import DEFAULT, Kind, PromptSource, read_prompts
@@ -71,6 +72,11 @@ class Distillation:
     def work(self) -> Path:
         return self.out / "work"
 
+    @property
+    def given(self) -> list[tuple[Path, Path]]:
+        """The given texts, and where each lies once the target has read it."""
+        return [(text, self.work / f"text-{count:04d}.safetensors") for count, text in enumerate(self.texts)]
+
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
@@ -92,13 +98,16 @@ def distil(job: Distillation, tell: Tell) -> Distilled:
         ValueError: a target that has no features or too few positions, or files that do not fit together.
     """
     torch.manual_seed(job.schedule.seed)
+    kinds = read_prompts(job.prompts)
+    for source, path in job.given:
+        if not path.exists():
+            read_text(source, "--text")
     tell("load the target", None)
     tokenizer = load_tokenizer(job.source)
     precision = "fp16" if job.device == "cpu" else "float32"
     model = load_model(job.target, job.source, precision=precision, device=job.device, tell=tell)
     module, stops = model.module, stop_token_ids(model.module, tokenizer)
     collector = Collector(model, Dialogue(tokenizer, stops), job.recipe)
-    kinds = read_prompts(job.prompts)
     collector.check([prompt for kind in kinds.values() for prompt in kind.held_out], job.answer_tokens)
     net = _network(job, module)
     _claim(job)
@@ -170,14 +179,10 @@ def _own_shards(job: Distillation, collector: Collector, kinds: dict[str, Kind],
 
 
 def _given_shards(job: Distillation, collector: Collector, tokenizer: Any, tell: Tell) -> Iterator[Path]:
-    for count, source in enumerate(job.texts):
-        path = job.work / f"text-{count:04d}.safetensors"
+    for source, path in job.given:
         if not path.exists():
             tell(f"read {source.name}", None)
-            try:
-                text = source.read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{source} is no UTF-8 text: {error}") from None
+            text = read_text(source, "--text")
             write_shard(path, list(collector.read(tokenizer(text, add_special_tokens=False)["input_ids"])))
         yield path
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 
+from adaspec.files import read_text
+
 DEFAULT = Path(__file__).with_name("prompts.toml")
 WORDS = 100  # of an earlier answer that serve as a passage
 
@@ -26,14 +28,18 @@ def read_prompts(path: Path = DEFAULT) -> dict[str, Kind]:
     """Reads a TOML file with a table per kind: ``templates``, ``held_out`` and a list per placeholder (``topics``).
 
     Raises:
-        ValueError: no TOML, a kind without templates or held-out prompts, or a placeholder that has no list.
+        ValueError: a file that cannot be read, no TOML, a kind without templates or held-out prompts, or a placeholder
+            that has no list.
     """
+    text = read_text(path, "--prompts")
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(text)
     except ValueError as error:
         raise ValueError(f"{path} is no TOML file of prompts: {error}") from None
     kinds = {}
     for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ValueError(f"{path} is no TOML file of prompts: {name!r} is no table of a kind")
         fillers = {key[:-1]: tuple(table[key]) for key in table if key not in ("templates", "held_out")}
         kinds[name] = Kind(tuple(table.get("templates", ())), fillers, tuple(table.get("held_out", ())))
         if not kinds[name].templates:

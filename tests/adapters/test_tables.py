@@ -82,6 +82,33 @@ def test_the_command_line_merges_states_and_writes_a_table(state, tmp_path, caps
     assert "none.json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("others", "change", "told"),
+    [
+        ([], {"format": "other"}, "'other'"),
+        ([], {"totals": {"target": [1, 2.0]}}, "totals.target is a list of 3"),
+        ([], {"totals": {}}, "it has none"),
+        (["good.json"], {"totals": {"target": [1, 2.0]}}, "totals.target is a list of 3"),
+        (["good.json"], {"target": "somebody else"}, "'somebody else', not of 'target'"),
+    ],
+)
+def test_a_state_that_cannot_be_exported_is_named(state, tmp_path, monkeypatch, capsys, others, change, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.json").write_text(json.dumps(state))
+    (tmp_path / "bad.json").write_text(json.dumps(state | change))
+    assert main(["export", "vllm", *others, "bad.json"]) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("adaspec: bad.json: ")
+    assert told in complaint
+
+
+def test_a_window_that_took_no_time_is_passed_over(state):
+    contexts = {"1": {"": {"target": [0.0, 0.0, 0.0], "target/draft:3": [9.0, 0.0, 5.0]}}}
+    rounds = state["costs"]["rounds"] | {"contexts": contexts}
+    with pytest.raises(ValueError, match="no round"):
+        learned_ranges(state | {"costs": state["costs"] | {"rounds": rounds}}, 8)
+
+
 def test_exporting_what_is_no_state_leaves_it_alone(tmp_path, capsys):
     notes = tmp_path / "notes.md"
     notes.write_text("# my notes")

@@ -9,6 +9,8 @@ from itertools import pairwise
 
 import pytest
 
+from adaspec.state import StateFile
+
 
 @dataclass
 class FakeOutput:
@@ -170,12 +172,35 @@ def test_state_is_saved_and_taken_up(adapter, tmp_path):
     run(scheduler, 30)
     scheduler.shutdown()
     assert scheduler.closed
-    assert rounds(adapter.AdaptiveScheduler(config(state=path))) == rounds(scheduler)
+    again = adapter.AdaptiveScheduler(config(state=path))
+    assert rounds(again) == rounds(scheduler)
+    again.shutdown()
     shared = adapter.AdaptiveScheduler(config(state=str(tmp_path), replica="b", save_seconds=0.0))
     assert rounds(shared) == rounds(scheduler)  # a new replica inherits what the folder holds
     shared.running = requests(1)
     run(shared, 1)
     assert (tmp_path / "b.json").exists()
+
+
+@pytest.mark.parametrize("settings", [{"state": "state.json"}, {"state": "folder", "replica": "a"}])
+def test_a_state_file_belongs_to_one_engine(adapter, tmp_path, monkeypatch, settings):
+    monkeypatch.chdir(tmp_path)
+    first = adapter.AdaptiveScheduler(config(**settings))
+    with pytest.raises(ValueError, match=r"(state|a)\.json is the state of another process; give each its own file"):
+        adapter.AdaptiveScheduler(config(**settings))
+    if "replica" in settings:
+        adapter.AdaptiveScheduler(config(**settings | {"replica": "b"})).shutdown()
+    first.shutdown()
+    first.shutdown()
+    adapter.AdaptiveScheduler(config(**settings)).shutdown()
+
+
+def test_a_state_of_something_else_is_refused_and_left_to_others(adapter, tmp_path):
+    (tmp_path / "state.json").write_text('{"format": "other"}')
+    with pytest.raises(ValueError, match=r"state\.json: .*'other'") as refused:
+        adapter.AdaptiveScheduler(config(state=str(tmp_path / "state.json")))
+    StateFile(tmp_path / "state.json").claim()
+    assert refused.tb is not None  # which kept the first claim alive, had it not been given back
 
 
 def test_an_unwritable_state_does_not_stop_the_engine(adapter, tmp_path, caplog):

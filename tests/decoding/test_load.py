@@ -6,7 +6,8 @@ from tiny_models import greedy_loop, tiny
 
 from adaspec.decoding import load
 from adaspec.decoding.cache import TokenBuffer
-from adaspec.decoding.load import check_runner, load_model
+from adaspec.decoding.load import check_runner, load_model, load_plain
+from adaspec.decoding.model import Model, PlainModel
 from adaspec.decoding.native.library import CompileError
 from adaspec.decoding.native.model import NativeModel
 
@@ -78,3 +79,32 @@ def test_int4_is_computed_in_c_or_not_at_all(folder, monkeypatch):
     monkeypatch.setattr(load, "library", fails)
     with pytest.raises(ValueError, match="target: the native runner cannot compute it: no C compiler"):
         load_model("target", folder, precision="int4")
+
+
+@pytest.mark.parametrize("runner", ["auto", "native", "torch"])
+def test_plain_decoding_is_computed_by_the_runner_of_speculation(folder, runner):
+    model = load_plain("target", folder, capacity=32, precision="float32", runner=runner)
+    assert type(model) is (Model if runner == "torch" else NativeModel)
+    prompt = (3, 9, 27, 4)
+    assert next_token(model, prompt) == greedy_loop(tiny("llama"), prompt, 1)[0]
+
+
+@pytest.fixture
+def sliding(tmp_path):
+    tiny("mistral", sliding_window=16).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_sliding_window_is_decoded_plainly_by_torch_where_the_sequence_may_outgrow_it(sliding):
+    assert isinstance(load_plain("target", sliding, capacity=16, precision="float32"), NativeModel)
+    model = load_plain("target", sliding, capacity=17, precision="float32")
+    assert isinstance(model, PlainModel)
+    assert model.runner.startswith("torch (its sliding window")
+    prompt = tuple(range(3, 30))
+    assert next_token(model, prompt) == greedy_loop(tiny("mistral", sliding_window=16), prompt, 1)[0]
+
+
+@pytest.mark.parametrize("asked", [{"runner": "native"}, {"precision": "int4"}])
+def test_the_native_runner_is_refused_where_plain_decoding_needs_torch(sliding, asked):
+    with pytest.raises(ValueError, match="target: the native runner cannot compute it: its sliding window"):
+        load_plain("target", sliding, capacity=17, **asked)

@@ -266,7 +266,9 @@ def test_a_longer_request_makes_room_again():
         ("llama", "fp16", {"hidden_act": "gelu"}, "gelu"),
         ("llama", "fp16", {"mlp_bias": True}, "biases"),
         ("llama", "fp16", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
-        ("llama", "fp16", {"intermediate_size": 44}, "44 is no multiple of 8"),
+        ("llama", "fp16", {"intermediate_size": 44}, "its MLPs are 44 wide, which is no multiple of 8"),
+        ("llama", "fp16", {"head_dim": 12}, "its heads are 12 wide, which is no multiple of 8"),
+        ("llama", "fp16", {"hidden_size": 36, "head_dim": 8}, "its states are 36 wide, which is no multiple of 8"),
     ],
 )
 def test_what_it_cannot_compute_is_named(kind, precision, fields, reason):
@@ -286,6 +288,51 @@ def test_without_a_working_compiler_the_reason_is_told(monkeypatch, tmp_path):
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(CompileError, match="no C compiler"):
         library.build()
+
+
+def test_a_compiler_may_come_with_arguments(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(library, "FLAGS", ("-O0", *library.FLAGS[2:]))
+    built = set()
+    for command in ("gcc", "gcc -DA", "env 'gcc' -DB='b c'"):
+        monkeypatch.setenv("CC", command)
+        built.add(library.build())
+    assert len(built) == 3 == len(set(tmp_path.glob("*.so")) & built)  # the arguments are part of what is kept
+    monkeypatch.setenv("CC", " ")
+    assert library.build() == library.build()  # as if it was not set
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("no-such-compiler -m64", r"no C compiler \(no-such-compiler\)"),
+        ("gcc -no-such-flag", "gcc -no-such-flag cannot compile forward.c: .*error: .*-no-such-flag"),
+        ("env no-such-compiler", "env no-such-compiler cannot compile forward.c: .*no-such-compiler"),
+        ("gcc 'half", r"CC is no command \(gcc 'half\): No closing quotation"),
+        ("true", "true cannot compile forward.c: no reason given"),
+    ],
+)
+def test_a_compiler_that_cannot_be_used_is_told_in_one_line(monkeypatch, tmp_path, command, told):
+    monkeypatch.setattr(library, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("CC", command)
+    library.library.cache_clear()
+    try:
+        with pytest.raises(CompileError, match=told) as error:
+            library.library()
+    finally:
+        library.library.cache_clear()
+    assert "\n" not in str(error.value)
+
+
+def test_what_cannot_be_loaded_is_told_in_one_line(monkeypatch, tmp_path):
+    (tmp_path / "half.so").write_bytes(b"\x7fELF")
+    monkeypatch.setattr(library, "build", lambda: tmp_path / "half.so")
+    library.library.cache_clear()
+    try:
+        with pytest.raises(CompileError, match=r"cannot be loaded: .*half\.so"):
+            library.library()
+    finally:
+        library.library.cache_clear()
 
 
 def test_it_is_compiled_once(monkeypatch, tmp_path):

@@ -143,7 +143,7 @@ def test_a_state_that_cannot_be_kept_is_refused_at_once(folder, tmp_path, capsys
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     command = ["serve", "--target", str(folder), "--port", "0", *OPTIONS, "--state", str(tmp_path / place)]
-    assert main(command) == 1
+    assert main(command) == 2
     assert str(tmp_path / place.split("/")[0]) in capsys.readouterr().err.splitlines()[-1]
 
 

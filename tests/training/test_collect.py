@@ -149,6 +149,7 @@ def test_an_answer_is_quoted_later():
     ("text", "message"),
     [
         ("[a", "no TOML file of prompts"),
+        ("a = 1", "'a' is no table of a kind"),
         ("[a]\nheld_out = ['x']", "the kind 'a' has no templates"),
         ("[a]\ntemplates = ['about {thing}']", "'a' has no list things for 'about {thing}'"),
     ],

@@ -6,9 +6,11 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -113,7 +115,10 @@ def library() -> ctypes.CDLL:
     Raises:
         CompileError: no compiler, or one that fails.
     """
-    loaded = ctypes.CDLL(str(build()))
+    try:
+        loaded = ctypes.CDLL(str(build()))
+    except OSError as error:  # a CC that compiles for another machine
+        raise CompileError(f"what the C compiler makes cannot be loaded: {error}") from None
     loaded.forward.argtypes, loaded.forward.restype = (POINTER(Decoder), POINTER(Pass)), None
     loaded.products.argtypes, loaded.products.restype = (POINTER(Decoder), POINTER(Pass)), None
     drafting, verifying = (POINTER(Decoder), POINTER(Pass), POINTER(Text), POINTER(Window)), POINTER(Verdict)
@@ -140,19 +145,16 @@ def build() -> Path:
     Raises:
         CompileError: no compiler, or one that fails.
     """
-    names = (os.environ["CC"],) if "CC" in os.environ else COMPILERS
-    compiler = next(filter(None, map(shutil.which, names)), None)
-    if compiler is None:
-        raise CompileError(f"no C compiler ({', '.join(names)}) on this machine")
+    command = _compiler()
     texts = (path.read_text() for path in (*SOURCES, *HEADERS))
-    key = hashlib.sha256("\0".join((*texts, *FLAGS, compiler, _processor())).encode()).hexdigest()[:16]
+    key = hashlib.sha256("\0".join((*texts, *FLAGS, *command, _processor())).encode()).hexdigest()[:16]
     folder = _cache_folder()
     built = folder / f"forward-{key}.so"
     if not built.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as work:
             fresh = Path(work) / built.name
-            _compile(compiler, fresh)
+            _compile(command, fresh)
             os.replace(fresh, built)  # whole or not at all, whoever else builds it
     return built
 
@@ -161,12 +163,33 @@ def _cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("adaspec")) / "native"
 
 
-def _compile(compiler: str, target: Path) -> None:
-    command = [compiler, *FLAGS, "-o", str(target), *map(str, SOURCES), "-lm"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        reason = (result.stderr.strip().splitlines() or ["no reason given"])[0]
-        raise CompileError(f"{compiler} cannot compile {SOURCES[0].name}: {reason}")
+def _compiler() -> tuple[str, ...]:
+    """The compiler's program and the arguments it comes with: ``CC``, words as in a shell, or the first that is there.
+
+    Raises:
+        CompileError: there is none.
+    """
+    try:
+        named = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise CompileError(f"CC is no command ({os.environ['CC']}): {error}") from None
+    names = named[:1] or COMPILERS
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        raise CompileError(f"no C compiler ({', '.join(names)}) on this machine")
+    return program, *named[1:]
+
+
+def _compile(compiler: Sequence[str], target: Path) -> None:
+    command = [*compiler, *FLAGS, "-o", str(target), *map(str, SOURCES), "-lm"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        failed, told = result.returncode != 0, result.stderr.strip().splitlines()
+    except OSError as error:
+        failed, told = True, [error.strerror or str(error)]
+    if failed or not target.exists():
+        reason = next((line for line in told if "error" in line.lower()), told[0] if told else "no reason given")
+        raise CompileError(f"{shlex.join(compiler)} cannot compile {SOURCES[0].name}: {reason}")
 
 
 def _processor() -> str:

@@ -30,10 +30,10 @@ class Sizes:
     @property
     def obstacle(self) -> str | None:
         """Why ``forward.c`` cannot compute layers of these sizes, or None."""
-        for size in (self.head_dim, self.hidden, self.inner, self.head_dim * self.heads):
-            if size % LANES:
-                return f"its width {size} is no multiple of {LANES}"
-        return None
+        widths = {"head": self.head_dim, "state": self.hidden, "MLP": self.inner}
+        odd = (f"{part}s are {size} wide" for part, size in widths.items() if size % LANES)
+        told = next(odd, None)
+        return None if told is None else f"its {told}, which is no multiple of {LANES}"
 
 
 class NativeStack:
