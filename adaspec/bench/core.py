@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -30,7 +31,7 @@ from adaspec.bench.journal import machine
 from adaspec.bench.lineup import asking, fitting, questions, setup
 from adaspec.bench.methods import Answer, Stateless, fixed
 from adaspec.bench.peers import constant, generating, load
-from adaspec.bench.timing import QUERY_LENS, Timed, anatomy, medians, sampling_timed, step, stream_sum
+from adaspec.bench.timing import BOOKKEEPING, QUERY_LENS, SAMPLING, Timed, anatomy, inside, medians, step, stream_sum
 from adaspec.compare import Pinned
 from adaspec.decoding.generate import Request
 from adaspec.decoding.load import load_model
@@ -122,13 +123,19 @@ def _texts(
     names = [method.name for method in ours[1:]]
     greedy = requests[0][1].sampling.temperature == 0.0
     texts = [[answer.tokens for answer in found[method.name]] for method in ours]
+    pinned = _fixed(assembly, names, config.window)
+    adaptive = _anatomy(assembly, assembly.controller, requests, "the controller's rounds")
+    whole = sum(adaptive.values())
     return {
         "tokens_per_second": median,
         **ratios,
         "vs_plain": _vs_plain(found, [kind for kind, _ in requests], names),
         "texts_equal": all(each == texts[0] for each in texts) if greedy else None,
-        "round_anatomy": _round_anatomy(assembly, names, config.window, requests[:3]),
-        "controller_share": _controller_share(assembly, requests[:3]),
+        "round_anatomy": pinned and _anatomy(assembly, pinned, requests, f"{pinned.plan}"),
+        "adaptive_anatomy": adaptive,
+        "controller_share": adaptive["controller"] / whole,
+        "bookkeeping_share": adaptive["bookkeeping"] / whole,
+        "host_share": adaptive["host"] / whole,
     }
 
 
@@ -153,25 +160,34 @@ def _vs_plain(
     return {name: {kind: statistics.median(each) for kind, each in of.items()} for name, of in ratios.items()}
 
 
-def _round_anatomy(
-    assembly: Assembly, names: Sequence[str], window: int, requests: Sequence[tuple[str, Request]]
-) -> dict[str, float] | None:
-    """Milliseconds of a round of the pair (or else the lookup): drafting, verifying, sampling, the rest; as a table."""
-    models = _models(assembly)
-    if not names:
-        return None
-    chooser = Timed(Pinned(Plan((TARGET, models[0] if models else "lookup"), (window,))))
-    outcomes = []
-    with sampling_timed() as sampling:
+def _anatomy(assembly: Assembly, chooser: Any, requests: Sequence[tuple[str, Request]], told: str) -> dict[str, float]:
+    """Milliseconds per round, part by part, and printed as a table: what drafts, verifies, decides, the rest."""
+    timed, outcomes, whole = Timed(chooser), [], 0.0
+    with inside(SAMPLING) as sampling, inside(BOOKKEEPING) as books:
         for _, request in requests:
-            generation = assembly.generator.generate([request], controller=chooser)
+            began = time.perf_counter()
+            generation = assembly.generator.generate([request], controller=timed)
+            whole += time.perf_counter() - began - generation.prefill_seconds
             outcomes += [outcome for _, outcome in generation.steps]
-    parts = anatomy(outcomes, TARGET, sampling.seconds, chooser.seconds)
-    whole = sum(parts.values())
-    print(f"a round takes {whole:.2f} ms", flush=True)
+    parts = anatomy(
+        outcomes,
+        TARGET,
+        whole,
+        sampling=sampling.seconds,
+        bookkeeping=books.seconds,
+        controller=timed.seconds,
+    )
+    total = sum(parts.values())
+    print(f"{told}: a round takes {total:.2f} ms", flush=True)
     for name, spent in parts.items():
-        print(f"  {name:<12} {spent:8.3f} ms {spent / whole:6.1%}", flush=True)
+        print(f"  {name:<12} {spent:8.3f} ms {spent / total:6.1%}", flush=True)
     return parts
+
+
+def _fixed(assembly: Assembly, names: Sequence[str], window: int) -> Pinned | None:
+    """Always the pair, or else the lookup."""
+    models = _models(assembly)
+    return Pinned(Plan((TARGET, models[0] if models else "lookup"), (window,))) if names else None
 
 
 def _models(assembly: Assembly) -> list[str]:
@@ -204,11 +220,3 @@ def _theirs(own: Setup, source: Path, config: DictConfig) -> list[Stateless]:
             methods.append(generating(name, model, assistant_model=assistant, schedule=constant(config.window)))
     gc.collect()
     return methods
-
-
-def _controller_share(assembly: Assembly, requests: Sequence[tuple[str, Request]]) -> float:
-    """The share of a generation's decoding that choose and observe take."""
-    timed, total = Timed(assembly.controller), 0.0
-    for _, request in requests:
-        total += assembly.generator.generate([request], controller=timed).decode_seconds
-    return timed.seconds / (total + timed.seconds)

@@ -12,7 +12,18 @@ from scipy.stats import chisquare
 from torch.nn import functional as F
 
 from adaspec.bench.device_models import Family, Size, build
-from adaspec.bench.timing import CONTEXT, QUERY_LENS, Timed, anatomy, medians, sampling_timed, step, stream_sum
+from adaspec.bench.timing import (
+    BOOKKEEPING,
+    CONTEXT,
+    QUERY_LENS,
+    SAMPLING,
+    Timed,
+    anatomy,
+    inside,
+    medians,
+    step,
+    stream_sum,
+)
 from adaspec.compare import Pinned
 from adaspec.controller import Controller
 from adaspec.decoding import gpu_attention
@@ -102,10 +113,11 @@ def texts(bench: Bench, chain: Chain, plan: Plan, params: SamplingParams, rows: 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Texts, the rounds that made them, and what the chooser took."""
+    """Texts, the rounds that made them, and seconds: of the whole loop, and of the chooser."""
 
     tokens: list[list[int]]
     outcomes: list[RoundOutcome]
+    seconds: float
     chooser_seconds: float
     plans: list[Plan]
 
@@ -121,7 +133,7 @@ def play(chain: Chain, chooser: Any, params: SamplingParams, rows: int, tokens: 
     each = tuple(SamplingParams(temperature=params.temperature, seed=params.seed + row) for row in range(rows))
     chain.start(Sequences(tuple(map(tuple, draws)), each, (tokens,) * rows, ((),) * rows))
     timed, found = Timed(chooser), [list[int]() for _ in range(rows)]
-    outcomes, plans = [], []
+    outcomes, plans, began = [], [], time.perf_counter()
     while chain.running:
         decision = timed.choose(chain.context())
         result = chain.round(decision.plan)
@@ -130,7 +142,7 @@ def play(chain: Chain, chooser: Any, params: SamplingParams, rows: int, tokens: 
         plans.append(decision.plan)
         for text, new in zip(found, result.tokens, strict=True):
             text += new
-    return Played(found, outcomes, timed.seconds, plans)
+    return Played(found, outcomes, time.perf_counter() - began, timed.seconds, plans)
 
 
 def passes(bench: Bench, loaded: Loaded) -> dict[str, Any]:
@@ -187,9 +199,16 @@ def rounds(bench: Bench, loaded: Loaded) -> dict[str, Any]:
             if found and time.perf_counter() > bench.until:
                 break
             texts(bench, chain, plan, FREE, tokens=4)
-            with sampling_timed() as sampling:
+            with inside(SAMPLING) as sampling, inside(BOOKKEEPING) as books:
                 played = texts(bench, chain, plan, FREE)
-            parts = anatomy(played.outcomes, "target", sampling.seconds, played.chooser_seconds)
+            parts = anatomy(
+                played.outcomes,
+                "target",
+                played.seconds,
+                sampling=sampling.seconds,
+                bookkeeping=books.seconds,
+                controller=played.chooser_seconds,
+            )
             length = sum(each.tokens for each in played.outcomes) / len(played.outcomes)
             found[f"{plan} {kind}"] = {"tokens_per_second": played.rate, "accepted_length": length, "round_ms": parts}
     return found

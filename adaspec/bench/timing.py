@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from adaspec.decoding.cache import TokenBuffer
+from adaspec.decoding.chain import Chain
+from adaspec.decoding.drafter import Stage
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.sampling import Sampler
 from adaspec.outcome import Decision, RoundOutcome
@@ -97,15 +99,20 @@ class Timed:
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds inside the sampler, as they add up."""
+    """Seconds inside some methods, as they add up."""
 
     seconds: float = 0.0
 
 
+Methods = Sequence[tuple[type, str]]
+SAMPLING: Methods = ((Sampler, "choose"), (Sampler, "verify"))  # laws, choices and verdicts on the host
+BOOKKEEPING: Methods = ((Chain, "context"), (Chain, "_score"), (Stage, "drain"))  # what a controller is told
+
+
 @contextmanager
-def sampling_timed() -> Iterator[Spent]:
-    """Adds up what laws, choices and verdicts take on the host while the context is open."""
-    spent, own = Spent(), (Sampler.choose, Sampler.verify)
+def inside(methods: Methods) -> Iterator[Spent]:
+    """Adds up what methods take that do not call one another, while the context is open."""
+    spent = Spent()
 
     def timed(method: Any) -> Any:
         def run(*args: Any) -> Any:
@@ -117,25 +124,35 @@ def sampling_timed() -> Iterator[Spent]:
 
         return run
 
-    Sampler.choose, Sampler.verify = map(timed, own)  # type: ignore[method-assign]
+    own = [(owner, name, getattr(owner, name)) for owner, name in methods]
+    for owner, name, method in own:
+        setattr(owner, name, timed(method))
     try:
         yield spent
     finally:
-        Sampler.choose, Sampler.verify = own  # type: ignore[method-assign]
+        for owner, name, method in own:
+            setattr(owner, name, method)
 
 
 def anatomy(
-    outcomes: Sequence[RoundOutcome], target: str, sampling: float = 0.0, controller: float = 0.0
+    outcomes: Sequence[RoundOutcome],
+    target: str,
+    whole: float,
+    *,
+    sampling: float = 0.0,
+    bookkeeping: float = 0.0,
+    controller: float = 0.0,
 ) -> dict[str, float]:
     """Where rounds spend their time, milliseconds per round: passes that draft, passes of the target, the rest.
 
-    ``sampling``, ``controller``: seconds of all rounds; what is not told apart is counted as host.
+    ``whole``: seconds of the loop of all rounds, ``sampling``, ``bookkeeping`` and ``controller`` of it.
+    What is not told apart is the host's: preparing passes, committing, text.
     """
     passes = [one for outcome in outcomes for one in outcome.passes]
     verify = sum(one.seconds for one in passes if one.model == target)
     draft = sum(one.seconds for one in passes) - verify
     catch_up = sum(outcome.catch_up_seconds for outcome in outcomes)
-    whole = sum(outcome.seconds for outcome in outcomes)
     parts = {"draft": draft, "verify": verify, "catch_up": catch_up, "sampling": sampling}
-    parts |= {"host": whole - sum(parts.values()), "controller": controller}
+    parts |= {"bookkeeping": bookkeeping, "controller": controller}
+    parts["host"] = whole - sum(parts.values())
     return {name: 1e3 * each / len(outcomes) for name, each in parts.items()}

@@ -317,8 +317,11 @@ def test_the_core_is_measured_through_the_bench(tmp_path, capsys, monkeypatch):
     for name in ("pair", "lookup"):
         assert found["vs_plain"][name] == pytest.approx({"chat": found["vs_plain"][name]["chat"]})
     assert found["texts_equal"]
-    assert set(found["round_anatomy"]) == {"draft", "verify", "catch_up", "sampling", "host", "controller"}
-    assert min(found["round_anatomy"][name] for name in ("draft", "verify", "sampling", "host")) > 0.0
+    for kind in ("round_anatomy", "adaptive_anatomy"):
+        parts = found[kind]
+        assert set(parts) == {"draft", "verify", "catch_up", "sampling", "bookkeeping", "host", "controller"}
+        assert min(parts[name] for name in ("draft", "verify", "bookkeeping", "host", "controller")) > 0.0
+    assert found["controller_share"] + found["bookkeeping_share"] + found["host_share"] < 1.0
     assert 0.0 < found["controller_share"] < 1.0
     assert found["bandwidth_share"] is not None
 
