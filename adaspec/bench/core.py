@@ -40,7 +40,7 @@ from adaspec.decoding.native.model import NativeModel
 from adaspec.decoding.store import resolve
 from adaspec.plan import Plan
 
-PASSES = 15
+PASSES = 31
 STREAM_BYTES = 1 << 29
 PEERS = (  # ours over the fastest of theirs
     ("vs_hf_generate", "plain", "hf generate"),
@@ -77,14 +77,12 @@ def _show(result: Mapping[str, Any]) -> None:
 
 
 def _passes(models: Mapping[str, Model]) -> dict[str, Any]:
-    """Median seconds of passes; the precisions take turns, so that a noisy neighbour disturbs all alike."""
-    median: dict[tuple[str, int], float] = {}
-    for query_len in QUERY_LENS:
-        spent = medians({name: step(model, query_len) for name, model in models.items()}, PASSES)
-        median |= {(name, query_len): each for name, each in spent.items()}
-    ratios = {name: {str(k): median[name, k] / median[name, 1] for k in QUERY_LENS[1:]} for name in models}
+    """Median seconds of passes; precisions and lengths take turns, so that a noisy neighbour disturbs all alike."""
+    runs = {f"{name} {k}": step(model, k) for name, model in models.items() for k in QUERY_LENS}
+    median = medians(runs, PASSES)
+    ratios = {name: {str(k): median[f"{name} {k}"] / median[f"{name} 1"] for k in QUERY_LENS[1:]} for name in models}
     first = next(iter(models))
-    milliseconds = {name: 1e3 * median[name, 1] for name in models}
+    milliseconds = {name: 1e3 * median[f"{name} 1"] for name in models}
     return {"pass_ratio": ratios[first], "pass_ratios": ratios, "pass_ms": milliseconds}
 
 
