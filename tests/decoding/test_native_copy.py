@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny_models import greedy_loop, tiny
+from tiny_models import greedy_loop, noisy, tiny
 
 from adaspec.decoding.chain import Chain, Sequences
 from adaspec.decoding.load import load_model
@@ -110,3 +110,17 @@ def test_loading_shares_the_cache_where_both_are_native(tmp_path):
     assert low.runner == "native, over the cache of target"
     other = load_model("target", tmp_path, runner="torch")
     assert not isinstance(load_model("low", tmp_path, precision="int8", target=other), NativeCopy)
+
+
+def test_a_copy_forgets_what_was_rejected():
+    """Its own tokens behind the first rejected one are not valid any more; those that the target fed are."""
+    target = NativeModel("target", tiny("llama"), "float32")
+    copy = NativeCopy("int4", noisy(tiny("llama"), 0.4, 1), "int4", target, None)
+    chain = Chain(target, {"int4": copy}, capacity=64)
+    chain.start(Sequences(((5, 6, 7), (8, 9, 4)), (GREEDY,) * 2, (24,) * 2, ((),) * 2))
+    rejected = 0
+    while chain.running:
+        outcome = chain.round(Plan.parse("target/int4:4")).outcome
+        rejected += sum(outcome.edges[0].reached) - sum(outcome.edges[0].accepted)
+        assert copy.lengths.tolist() == (chain._batch.sequence.lengths - 1).tolist() == target.lengths.tolist()
+    assert rejected > 3

@@ -66,6 +66,21 @@ def test_a_tally_counts_position_by_position(sizes):
         assert edge.drafted[k] == sum(offered > k for _, offered, _ in sizes)
 
 
+def test_parts_of_a_hybrid_are_tallied_from_their_own_first_token_on():
+    """Rows: b follows two of a and is rejected; a is rejected at once, so b was not reached; b alone."""
+    tokens = [[1, 2, 3], [1, 2, 3], [4]]
+    parts = [("a", [2, 2, 0]), ("b", [1, 1, 1])]
+    proposal = Proposal([5, 5, 5], [4, 4, 1], tokens, [2, 0, 1], deterministic=True, parts=parts)
+    whole, found = EdgeTally(4), {}
+    whole.add_rows(proposal, found)
+    edges = {name: tally.drain("t", name) for name, tally in [("whole", whole), *found.items()]}
+    assert edges["whole"].reached == (3, 1, 1, 0)
+    assert edges["whole"].accepted == (2, 1, 0, 0)
+    assert (edges["a"].reached, edges["a"].accepted) == ((3, 1, 1, 0), (1, 1, 0, 0))
+    assert (edges["b"].reached, edges["b"].offered, edges["b"].accepted) == ((2, 0, 0, 0), (2, 0, 0, 0), (1, 0, 0, 0))
+    assert edges["b"].asked == (3, 2, 0, 0)
+
+
 def test_a_played_drafter_is_not_scored_a_second_time():
     assert all(not outcome.scored for outcome in rounds(LOOKUP, ((1, 2, 1),)))
 
