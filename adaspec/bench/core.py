@@ -10,7 +10,10 @@ machine's memory bandwidth that plain decoding reaches, and our tokens/s over th
 of its assisted generation with the same pair and window, and of its prompt lookup, each time the fastest of its
 settings here. ``vs_plain``: our fixed plans over our own plain decoding, by kind of prompt (medians of the ratios), as
 the sampling asked for has it; ``texts_equal``: whether they wrote the same, None when sampled. ``round_anatomy``: where
-the rounds of our first fixed plan spend their time, in milliseconds.
+the rounds of our first fixed plan spend their time, in milliseconds; ``adaptive_anatomy``: those of the controller, from
+nothing and with the same texts again. Of the latter the shares: ``controller_share`` (choose and observe),
+``bookkeeping_share`` (what it is told: contexts, outcomes, how idle drafters would have fared), ``host_share`` (all else
+between passes).
 """
 
 from __future__ import annotations
@@ -122,8 +125,12 @@ def _texts(
     greedy = requests[0][1].sampling.temperature == 0.0
     texts = [[answer.tokens for answer in found[method.name]] for method in ours]
     pinned = _fixed(assembly, names, config.window)
-    adaptive = _anatomy(assembly, assembly.controller, requests, "the controller's rounds")
-    whole = sum(adaptive.values())
+    adaptive = {
+        told: _anatomy(assembly, assembly.controller, requests, f"the controller, {told}")
+        for told in ("from nothing", "the same texts again")
+    }
+    settled = adaptive["the same texts again"]
+    whole = sum(settled.values())
     return {
         "tokens_per_second": median,
         **ratios,
@@ -131,9 +138,9 @@ def _texts(
         "texts_equal": all(each == texts[0] for each in texts) if greedy else None,
         "round_anatomy": pinned and _anatomy(assembly, pinned, requests, f"{pinned.plan}"),
         "adaptive_anatomy": adaptive,
-        "controller_share": adaptive["controller"] / whole,
-        "bookkeeping_share": adaptive["bookkeeping"] / whole,
-        "host_share": adaptive["host"] / whole,
+        "controller_share": settled["controller"] / whole,
+        "bookkeeping_share": settled["bookkeeping"] / whole,
+        "host_share": settled["host"] / whole,
     }
 
 

@@ -317,8 +317,8 @@ def test_the_core_is_measured_through_the_bench(tmp_path, capsys, monkeypatch):
     for name in ("pair", "lookup"):
         assert found["vs_plain"][name] == pytest.approx({"chat": found["vs_plain"][name]["chat"]})
     assert found["texts_equal"]
-    for kind in ("round_anatomy", "adaptive_anatomy"):
-        parts = found[kind]
+    assert len(found["adaptive_anatomy"]) == 2
+    for parts in (found["round_anatomy"], *found["adaptive_anatomy"].values()):
         assert set(parts) == {"draft", "verify", "catch_up", "sampling", "bookkeeping", "host", "controller"}
         assert min(parts[name] for name in ("draft", "verify", "bookkeeping", "host", "controller")) > 0.0
     assert found["controller_share"] + found["bookkeeping_share"] + found["host_share"] < 1.0
