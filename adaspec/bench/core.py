@@ -9,7 +9,7 @@ pass over one, per precision (``pass_ratio``), the share of a plain step outside
 machine's memory bandwidth that plain decoding reaches, and our tokens/s over those of ``transformers``' ``generate``,
 of its assisted generation with the same pair and window, and of its prompt lookup, each time the fastest of its
 settings here. ``vs_plain``: our fixed plans over our own plain decoding, by kind of prompt (medians of the ratios), as
-as the sampling asked for has it; ``texts_equal``: whether they wrote the same, None when sampled. ``round_anatomy``:
+the sampling asked for has it; ``texts_equal``: whether they wrote the same, None when sampled. ``round_anatomy``:
 where the rounds of our first fixed plan spend their time, in milliseconds; ``adaptive_anatomy``: those of the
 controller, from nothing and with the same texts again. Of the latter the shares: ``controller_share`` (choose and
 observe), ``bookkeeping_share`` (what it is told: contexts, outcomes, how idle drafters would have fared),
