@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         text, notes = consoles(False)
         with progress(notes) as tell:
             assembly = assemble(setup, tell)
+        gc.collect()
+        gc.freeze()  # what was loaded stays: no collection has to walk it in the middle of a round
         log_to_stderr(machine=arguments.log_json)
         service = Service(assembly, settings, rules)
         if settings.token is None and arguments.host not in LOOPBACK:

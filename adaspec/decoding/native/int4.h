@@ -55,9 +55,9 @@ INLINE void int4_tile(const int rows, const struct block *blocks, int64_t groups
         sums[m] = (v8){0};
     for (int64_t group = 0; group < groups; group++) {
         const struct block *block = blocks + group;
-        __builtin_prefetch((const char *)block + AHEAD);
-        __builtin_prefetch((const char *)block + AHEAD + 64);
-        __builtin_prefetch((const char *)block + AHEAD + 128);
+        __builtin_prefetch((const char *)block + AHEAD / 2);
+        __builtin_prefetch((const char *)block + AHEAD / 2 + 64);
+        __builtin_prefetch((const char *)block + AHEAD / 2 + 128);
         i8 products[4];
 #pragma GCC unroll 4
         for (int m = 0; m < rows; m++)

@@ -11,7 +11,7 @@ typedef float v8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t i8 __attribute__((vector_size(32), aligned(4), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 #define LANES 8
-#define AHEAD 2048 /* bytes of weights that are asked of the memory before they are used */
+#define AHEAD 8192 /* bytes of weights that are asked of the memory before they are used, over all streams */
 
 INLINE v8 load(const float *from) { return *(const v8 *)from; }
 

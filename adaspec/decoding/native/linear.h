@@ -130,7 +130,7 @@ INLINE void tile(const int rows, const int panels, enum kind kind, const struct 
             for (int n = 0; n < parts; n++) {
                 const char *at = weight + n / 2 * size + i * step;
                 if (n % 2 == 0)
-                    __builtin_prefetch(at + AHEAD);
+                    __builtin_prefetch(at + AHEAD / panels);
                 weights[n] = wide_weight(kind, at + n % 2 * WIDE * bytes_of(kind));
             }
 #pragma GCC unroll 12

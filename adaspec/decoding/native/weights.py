@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,7 @@ from adaspec.decoding.native.library import FLOAT16, FLOAT32, INT4, INT8, Layer,
 KINDS = {"float32": FLOAT32, "fp16": FLOAT16, "int8": INT8, "int4": INT4}
 LANES = 8  # what widths are multiples of
 GROUP, OUTPUTS, BLOCK_BYTES = 32, 8, 160  # of a block of int4: inputs that share a scale, outputs, size
+_CHUNK, _LINE = 1 << 26, 64  # bytes
 _DTYPES = {FLOAT32: torch.float32, FLOAT16: torch.float16, INT8: torch.int8}
 
 
@@ -26,6 +28,7 @@ class Weights:
     def __init__(self, precision: str) -> None:
         self._kind = KINDS[precision]
         self._held: list[Tensor] = []
+        self._arena = Arena()
 
     @property
     def bytes(self) -> int:
@@ -72,9 +75,29 @@ class Weights:
         return self.floats(weight)
 
     def _address(self, values: Tensor) -> int:
-        held = values.contiguous()
+        size = values.numel() * values.element_size()
+        held = self._arena.take(size).view(values.dtype).view(values.shape)
+        held.copy_(values)
         self._held.append(held)
         return held.data_ptr()
+
+
+class Arena:
+    """Memory in huge pages where the system gives them: a pass streams all weights, and walks fewer page tables so."""
+
+    def __init__(self) -> None:
+        self._chunk, self._used = torch.empty(0, dtype=torch.uint8), 0
+
+    def take(self, size: int) -> Tensor:
+        """So many bytes, uint8, aligned to a cache line and behind those taken before."""
+        if self._used + size > len(self._chunk):
+            room = mmap.mmap(-1, max(_CHUNK, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                room.madvise(mmap.MADV_HUGEPAGE)
+            self._chunk, self._used = torch.frombuffer(room, dtype=torch.uint8), 0
+        taken = self._chunk[self._used : self._used + size]
+        self._used += -(-size // _LINE) * _LINE
+        return taken
 
 
 def _blocks(weight: Tensor) -> Tensor:
