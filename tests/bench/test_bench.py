@@ -320,7 +320,8 @@ def test_the_core_is_measured_through_the_bench(tmp_path, capsys, monkeypatch):
     assert len(found["adaptive_anatomy"]) == 2
     for parts in (found["round_anatomy"], *found["adaptive_anatomy"].values()):
         assert set(parts) == {"draft", "verify", "catch_up", "sampling", "bookkeeping", "host", "controller"}
-        assert min(parts[name] for name in ("draft", "verify", "bookkeeping", "host", "controller")) > 0.0
+        assert min(parts[name] for name in ("verify", "bookkeeping", "host", "controller")) > 0.0
+    assert found["round_anatomy"]["draft"] > 0.0  # the controller may find that drafting does not pay here
     assert found["controller_share"] + found["bookkeeping_share"] + found["host_share"] < 1.0
     assert 0.0 < found["controller_share"] < 1.0
     assert found["bandwidth_share"] is not None
