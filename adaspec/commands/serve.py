@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             Server(service, arguments.host, arguments.port, ready).run([listener])
         finally:
-            service.close(0.0)  # a second Ctrl-C skips the server's own way of closing it
+            service.close(0.0)  # a third Ctrl-C skips the server's own way of closing it
     return 0
 
 
