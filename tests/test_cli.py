@@ -245,6 +245,20 @@ def test_interruption_keeps_what_was_generated(generate, capsys, monkeypatch: py
     assert captured.err.splitlines()[-1] == "adaspec: interrupted"
 
 
+def test_an_interrupted_comparison_keeps_the_answer(generate, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("adaspec.compare.run_fixed", broken)
+    assert generate("--json", "--compare", "--plan", "target") == 130
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert report["finish_reason"] == "length"
+    assert report["text"]
+    assert "speedup" not in report
+    assert captured.err.splitlines()[-1] == "adaspec: interrupted"
+
+
 def test_a_real_interrupt_while_passes_are_timed_or_text_is_generated_ends_in_one_line(model: str) -> None:
     program = (
         "import signal, sys; from adaspec.cli import main\n"
