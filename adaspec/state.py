@@ -109,7 +109,7 @@ class StateFile:
         """Makes this the one writer of a local file until ``release`` or the end of the process, however it ends.
 
         Raises:
-            ValueError: another one has claimed it.
+            ValueError: another one has claimed it, or it is a device.
             OSError: nothing can be written there.
         """
         if isinstance(self._bytes, _Local):
@@ -257,6 +257,7 @@ class _Local:
         self.owner = FileLock(f"{path}.owner.lock", thread_local=False)
 
     def claim(self) -> None:
+        check_file(self._path, "the state", replaced=True)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.owner.lock_file, "ab"):  # where this fails, the lock would be waited for and never be had
             pass
@@ -272,6 +273,7 @@ class _Local:
             return None
 
     def replace(self, content: bytes) -> None:
+        check_file(self._path, "the state", replaced=True)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_name(f".{self._path.name}.new")  # the lock leaves it one writer; a killed one's is reused
         with self._lock:
@@ -283,6 +285,7 @@ class _Local:
             _sync(self._path.parent)
 
     def rename(self, suffix: str) -> str:
+        check_file(self._path, "the state", replaced=True)
         with self._lock:
             return str(self._path.rename(f"{self._path}{suffix}"))
 

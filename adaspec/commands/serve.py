@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     setup = read_setup(arguments)
     if arguments.state and "://" not in arguments.state:
-        check_file(Path(arguments.state), "--state")
+        check_file(Path(arguments.state), "--state", replaced=True)
     rules = Rules(
         floor=arguments.floor,
         exploration=arguments.exploration,
