@@ -145,7 +145,7 @@ def _acceptance(
 
 def _capacity(setup: Setup, target: LanguageModel, members: Mapping[str, Member]) -> tuple[int, str]:
     """Tokens that every model can hold, and what limits them."""
-    limits = [(setup.cache_length, "as asked for")]
+    limits = [(setup.cache_length, "cache_length")]
     for model in (target, *members.values()):
         if isinstance(model, Model | PlainModel):
             limit = sequence_limit(model.module.config.get_text_config(), rollback=isinstance(model, Model))
