@@ -73,7 +73,7 @@ BAD = [
     (["--max-depth", "0"], "0"),
     (["--max-new-tokens", "0"], "got 0"),
     (["--max-new-tokens", "3000"], "the cache holds 256"),
-    (["--cache-length", "8"], "the cache holds 8"),
+    (["--cache-length", "8"], "the cache holds 8 (cache_length)"),
     (["--cache-length", "0"], "0"),
     (["--temperature", "-1"], "-1"),
     (["--top-p", "1.5"], "1.5"),
@@ -276,6 +276,19 @@ def test_a_real_interrupt_while_passes_are_timed_or_text_is_generated_ends_in_on
     assert process.returncode == 130
     assert complaint.splitlines()[-1] == "adaspec: interrupted"
     assert "Traceback" not in complaint
+
+
+def test_an_interrupt_before_the_command_runs_ends_in_one_line(monkeypatch, capsys) -> None:
+    def importing() -> None:
+        raise ImportError("initialization failed") from KeyboardInterrupt()  # a compiled module's way of passing it on
+
+    def parsing() -> None:
+        raise KeyboardInterrupt
+
+    for broken in (importing, parsing):
+        monkeypatch.setattr("adaspec.cli._parser", broken)
+        assert main(["models", "list"]) == 130
+        assert capsys.readouterr().err == "adaspec: interrupted\n"
 
 
 def test_models_list_names_the_default(capsys, tmp_path: Path) -> None:
