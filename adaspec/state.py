@@ -64,7 +64,7 @@ class StateFile:
         place: a path, or a URL that fsspec understands (``s3://bucket/state.json``).
 
     Raises:
-        ValueError: the place is a folder.
+        ValueError: the place is a folder, or a URL of a kind whose package is not installed.
         OSError: the place cannot be read or written.
     """
 
@@ -325,5 +325,9 @@ class _Remote:
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
-    fs, path = import_module("fsspec").core.url_to_fs(url)
+    fsspec = import_module("fsspec")
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:  # each kind of URL has a package of its own
+        raise ValueError(f"{url} cannot be reached: {error}") from None
     return fs, path
