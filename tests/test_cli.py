@@ -166,6 +166,16 @@ def test_a_damaged_folder_is_one_line_that_names_it(tmp_path: Path, capsys, file
     assert str(folder) in complaint
 
 
+@pytest.mark.parametrize("template", ["{% if %}", "{{ messages[7].content }}", "{{ raise_exception('no user') }}"])
+def test_a_chat_template_that_fails_is_one_line(tmp_path: Path, capsys, template: str) -> None:
+    folder = save_model(tmp_path)
+    (folder / "chat_template.jinja").write_text(template)
+    command = ["generate", "the fox", "--target", str(folder), "--plain", "--max-new-tokens", "1", "--threads", "1"]
+    assert main(command) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("adaspec: the model's chat template fails")
+    assert main([*command, "--raw"]) == 0
+
+
 def test_plain_decodes_a_recurrent_model_and_a_long_sliding_window(tmp_path: Path, capsys) -> None:
     for name, config in {
         "mamba": MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, eos_token_id=None, bos_token_id=None),
