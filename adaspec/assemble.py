@@ -18,6 +18,7 @@ from adaspec.decoding.generate import Generator, Request
 from adaspec.decoding.language_model import LanguageModel
 from adaspec.decoding.model import Model, PlainModel, sequence_limit, stop_token_ids
 from adaspec.decoding.sampling import SamplingParams
+from adaspec.faults import words
 from adaspec.members import Loader, Member
 from adaspec.outcome import Pass
 from adaspec.plan import PlanSpace
@@ -72,13 +73,19 @@ class Assembly:
         """Tokenises a prompt, inside the model's chat template when it has one and ``raw`` is off.
 
         ``before``: earlier turns of the talk, each with its answer; without a template a turn is a paragraph.
+
+        Raises:
+            ValueError: the template fails.
         """
         if not raw and getattr(self.tokenizer, "chat_template", None):
             said = [text for turn in before for text in turn]
             talk = [
                 {"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), [*said, prompt])
             ]
-            text = self.tokenizer.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
+            try:
+                text = self.tokenizer.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
+            except Exception as error:  # a template is a program, and may raise what it likes
+                raise ValueError(f"the model's chat template fails, do without it (raw): {words(error)}") from error
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
             ids = self.tokenizer("".join(f"{asked}{answer}\n\n" for asked, answer in before) + prompt)["input_ids"]
@@ -145,7 +152,7 @@ def _acceptance(
 
 def _capacity(setup: Setup, target: LanguageModel, members: Mapping[str, Member]) -> tuple[int, str]:
     """Tokens that every model can hold, and what limits them."""
-    limits = [(setup.cache_length, "as asked for")]
+    limits = [(setup.cache_length, "cache_length")]
     for model in (target, *members.values()):
         if isinstance(model, Model | PlainModel):
             limit = sequence_limit(model.module.config.get_text_config(), rollback=isinstance(model, Model))

@@ -22,17 +22,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the text
-    parser = _parser()
-    arguments, rest = parser.parse_known_args(argv)
-    if rest and not hasattr(arguments, "overrides"):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    arguments.rest = rest
     try:
+        parser = _parser()
+        arguments, rest = parser.parse_known_args(argv)
+        if rest and not hasattr(arguments, "overrides"):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        arguments.rest = rest
         code: int = arguments.run(arguments)
         return code
     except KeyboardInterrupt:
-        print("adaspec: interrupted", file=sys.stderr)
-        return 130
+        return _interrupted()
     except BrokenPipeError:
         sys.stderr.close()
         return 141
@@ -44,10 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"adaspec: {error.name} is not installed; try: pip install 'adaspec[{extra}]'", file=sys.stderr)
         return 1
     except Exception as error:
+        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):  # while a compiled module was imported
+            return _interrupted()
         if type(error).__name__ != "SafetensorError":  # what safetensors makes of a full disk; it may not be installed
             raise
         print(f"adaspec: {_one_line(error)}", file=sys.stderr)
         return 1
+
+
+def _interrupted() -> int:
+    print("adaspec: interrupted", file=sys.stderr)
+    return 130
 
 
 def _one_line(error: BaseException) -> str:

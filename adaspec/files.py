@@ -27,14 +27,18 @@ def read_text(path: Path, what: str, *, may_be_empty: bool = False) -> str:
     return text
 
 
-def check_file(path: Path, what: str) -> None:
+def check_file(path: Path, what: str, *, replaced: bool = False) -> None:
     """Tells whether a file is, or can be made, at ``path``; ``what``: see ``read_text``.
 
+    ``replaced``: it is written by putting another file in its place, which would do away with a device.
+
     Raises:
-        ValueError: there is a folder, or what should be a folder above it is a file.
+        ValueError: there is a folder, a device that would be replaced, or below what is a file nothing can be made.
     """
     if path.is_dir():
         raise ValueError(f"{what} {path} is a folder, not a file")
+    if replaced and path.exists() and not path.is_file():
+        raise ValueError(f"{what} {path} is a device or pipe, not a file")
     _check_above(path, what)
 
 

@@ -64,7 +64,7 @@ class StateFile:
         place: a path, or a URL that fsspec understands (``s3://bucket/state.json``).
 
     Raises:
-        ValueError: the place is a folder.
+        ValueError: the place is a folder, or a URL of a kind whose package is not installed.
         OSError: the place cannot be read or written.
     """
 
@@ -109,7 +109,7 @@ class StateFile:
         """Makes this the one writer of a local file until ``release`` or the end of the process, however it ends.
 
         Raises:
-            ValueError: another one has claimed it.
+            ValueError: another one has claimed it, or it is a device.
             OSError: nothing can be written there.
         """
         if isinstance(self._bytes, _Local):
@@ -257,6 +257,7 @@ class _Local:
         self.owner = FileLock(f"{path}.owner.lock", thread_local=False)
 
     def claim(self) -> None:
+        check_file(self._path, "the state", replaced=True)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.owner.lock_file, "ab"):  # where this fails, the lock would be waited for and never be had
             pass
@@ -272,6 +273,7 @@ class _Local:
             return None
 
     def replace(self, content: bytes) -> None:
+        check_file(self._path, "the state", replaced=True)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_name(f".{self._path.name}.new")  # the lock leaves it one writer; a killed one's is reused
         with self._lock:
@@ -283,6 +285,7 @@ class _Local:
             _sync(self._path.parent)
 
     def rename(self, suffix: str) -> str:
+        check_file(self._path, "the state", replaced=True)
         with self._lock:
             return str(self._path.rename(f"{self._path}{suffix}"))
 
@@ -322,5 +325,9 @@ class _Remote:
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
-    fs, path = import_module("fsspec").core.url_to_fs(url)
+    fsspec = import_module("fsspec")
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:  # each kind of URL has a package of its own
+        raise ValueError(f"{url} cannot be reached: {error}") from None
     return fs, path

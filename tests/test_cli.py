@@ -73,7 +73,7 @@ BAD = [
     (["--max-depth", "0"], "0"),
     (["--max-new-tokens", "0"], "got 0"),
     (["--max-new-tokens", "3000"], "the cache holds 256"),
-    (["--cache-length", "8"], "the cache holds 8"),
+    (["--cache-length", "8"], "the cache holds 8 (cache_length)"),
     (["--cache-length", "0"], "0"),
     (["--temperature", "-1"], "-1"),
     (["--top-p", "1.5"], "1.5"),
@@ -166,6 +166,16 @@ def test_a_damaged_folder_is_one_line_that_names_it(tmp_path: Path, capsys, file
     assert str(folder) in complaint
 
 
+@pytest.mark.parametrize("template", ["{% if %}", "{{ messages[7].content }}", "{{ raise_exception('no user') }}"])
+def test_a_chat_template_that_fails_is_one_line(tmp_path: Path, capsys, template: str) -> None:
+    folder = save_model(tmp_path)
+    (folder / "chat_template.jinja").write_text(template)
+    command = ["generate", "the fox", "--target", str(folder), "--plain", "--max-new-tokens", "1", "--threads", "1"]
+    assert main(command) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("adaspec: the model's chat template fails")
+    assert main([*command, "--raw"]) == 0
+
+
 def test_plain_decodes_a_recurrent_model_and_a_long_sliding_window(tmp_path: Path, capsys) -> None:
     for name, config in {
         "mamba": MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, eos_token_id=None, bos_token_id=None),
@@ -245,6 +255,20 @@ def test_interruption_keeps_what_was_generated(generate, capsys, monkeypatch: py
     assert captured.err.splitlines()[-1] == "adaspec: interrupted"
 
 
+def test_an_interrupted_comparison_keeps_the_answer(generate, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("adaspec.compare.run_fixed", broken)
+    assert generate("--json", "--compare", "--plan", "target") == 130
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert report["finish_reason"] == "length"
+    assert report["text"]
+    assert "speedup" not in report
+    assert captured.err.splitlines()[-1] == "adaspec: interrupted"
+
+
 def test_a_real_interrupt_while_passes_are_timed_or_text_is_generated_ends_in_one_line(model: str) -> None:
     program = (
         "import signal, sys; from adaspec.cli import main\n"
@@ -262,6 +286,19 @@ def test_a_real_interrupt_while_passes_are_timed_or_text_is_generated_ends_in_on
     assert process.returncode == 130
     assert complaint.splitlines()[-1] == "adaspec: interrupted"
     assert "Traceback" not in complaint
+
+
+def test_an_interrupt_before_the_command_runs_ends_in_one_line(monkeypatch, capsys) -> None:
+    def importing() -> None:
+        raise ImportError("initialization failed") from KeyboardInterrupt()  # a compiled module's way of passing it on
+
+    def parsing() -> None:
+        raise KeyboardInterrupt
+
+    for broken in (importing, parsing):
+        monkeypatch.setattr("adaspec.cli._parser", broken)
+        assert main(["models", "list"]) == 130
+        assert capsys.readouterr().err == "adaspec: interrupted\n"
 
 
 def test_models_list_names_the_default(capsys, tmp_path: Path) -> None:

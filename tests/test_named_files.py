@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from adaspec.cli import main
 from adaspec.files import check_file, check_folder, read_text
+from adaspec.state import StateFile, _Local
 
 TRAIN = ("train-drafter", "head", "--prompts", "prompts.toml", "--text", "text.txt")
 READ = {  # the command, with the file left out
@@ -28,6 +31,7 @@ WRITTEN = {
     "DIR": ("train-drafter",),
 }
 FOLDERS = ("--png", "DIR")
+unix = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="makes a socket in a folder")
 
 
 @pytest.fixture
@@ -71,6 +75,31 @@ def test_a_place_that_cannot_be_written_is_one_line(here: Path, model: str, caps
     named = [option, place] if option.startswith("--") else [place]
     line = complaint([*WRITTEN[option], *named], model, capsys)
     assert f"{option} {place}" in line
+
+
+@pytest.fixture
+def special(here: Path) -> Iterator[Path]:
+    """Something that is neither a file nor a folder."""
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("a_socket")  # relative, since such a path is short
+        yield here / "a_socket"
+
+
+@unix
+@pytest.mark.parametrize("option", ["--state", "--output"])
+def test_what_is_replaced_as_a_whole_is_no_device(special: Path, model: str, capsys, option: str) -> None:
+    line = complaint([*WRITTEN[option], option, special.name], model, capsys)
+    assert f"{option} {special.name} is a device" in line
+    assert special.is_socket()
+
+
+@unix
+def test_a_state_replaces_and_renames_no_device(special: Path) -> None:
+    store = StateFile(special)
+    for write in (store.claim, lambda: _Local(special).replace(b"{}"), store.set_aside):
+        with pytest.raises(ValueError, match="a_socket is a device"):
+            write()
+    assert special.is_socket()
 
 
 def test_a_failure_of_the_system_names_the_file_and_not_its_number(monkeypatch, capsys) -> None:

@@ -219,3 +219,12 @@ def test_a_place_that_cannot_hold_a_lock_is_an_error_and_not_a_wait(tmp_path, mo
     monkeypatch.setattr("adaspec.state._LOCK_SECONDS", 0.05)
     with FileLock(tmp_path / "state.json.lock"), pytest.raises(OSError, match=r"state\.json\.lock"):
         StateFile(tmp_path / "state.json").save({"n": 1})
+
+
+def test_a_url_whose_package_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(url: str) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", missing)
+    with pytest.raises(ValueError, match=r"s3://bucket/state\.json cannot be reached: Install s3fs"):
+        StateFile("s3://bucket/state.json")

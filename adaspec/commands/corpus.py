@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"the corpus {path} is no file")
         if arguments.output.exists() and path.samefile(arguments.output):
             raise ValueError(f"the index would overwrite the corpus {path}; name another --output")
-    check_file(arguments.output, "--output")
+    check_file(arguments.output, "--output", replaced=True)
     if not arguments.output.absolute().parent.is_dir():
         raise ValueError(f"there is no folder for the index {arguments.output}")
     text, notes = consoles(False)

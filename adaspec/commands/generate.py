@@ -94,13 +94,13 @@ def run(arguments: argparse.Namespace) -> int:
         assembly.generator.check([request])
     reports = []
     for request in requests:
-        report = _answer(arguments, assembly, request, text, notes)
+        report, interrupted = _answer(arguments, assembly, request, text, notes)
         reports.append(report)
-        if report["finish_reason"] == "interrupted":
+        if interrupted:
             break
     if arguments.json:
         print(json.dumps(reports[0] if len(reports) == 1 else {"completions": reports}), flush=True)
-    if reports[-1]["finish_reason"] == "interrupted":
+    if interrupted:
         raise KeyboardInterrupt
     return 0
 
@@ -120,7 +120,8 @@ def _prompt(text: str) -> str:
 
 def _answer(
     arguments: argparse.Namespace, assembly: Assembly, request: Request, text: Console, notes: Console
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], bool]:
+    """The report on one request, and whether Ctrl-C ended it or its comparison."""
     from adaspec.compare import compare, plan_uses
     from adaspec.terminal import comparison_table, plan_table, progress, summary
 
@@ -129,14 +130,19 @@ def _answer(
     notes.print(plan_table(plan_uses(generation, assembly.controller)))
     notes.print(summary(generation), soft_wrap=True)
     comparison = None
-    if arguments.compare and generation.completions[0].finish_reason != "interrupted":
-        with progress(notes) as tell:
-            comparison = compare(assembly.generator, request, generation, _candidates(assembly), tell)
+    interrupted = generation.completions[0].finish_reason == "interrupted"
+    if arguments.compare and not interrupted:
+        try:
+            with progress(notes) as tell:
+                comparison = compare(assembly.generator, request, generation, _candidates(assembly), tell)
+        except KeyboardInterrupt:  # the answer stands
+            interrupted = True
+    if comparison is not None:
         notes.print(comparison_table(generation, comparison))
         if comparison.texts_equal is False:
             notes.print("the texts differ: see 'Lossless' in the README, and please report it", style="yellow")
     setting = {"target": arguments.target, "precision": arguments.precision, "seed": arguments.seed}
-    return setting | _report(generation, assembly, comparison)
+    return setting | _report(generation, assembly, comparison), interrupted
 
 
 def stream(assembly: Assembly, request: Request, console: Console, *, logprobs: bool = False) -> Generation:

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     setup = read_setup(arguments)
     if arguments.state and "://" not in arguments.state:
-        check_file(Path(arguments.state), "--state")
+        check_file(Path(arguments.state), "--state", replaced=True)
     rules = Rules(
         floor=arguments.floor,
         exploration=arguments.exploration,
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             Server(service, arguments.host, arguments.port, ready).run([listener])
         finally:
-            service.close(0.0)  # a second Ctrl-C skips the server's own way of closing it
+            service.close(0.0)  # a third Ctrl-C skips the server's own way of closing it
     return 0
 
 

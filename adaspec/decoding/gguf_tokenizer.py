@@ -61,7 +61,8 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
     Raises:
         ValueError: another tokenizer than byte-level BPE, or a way of cutting words that is not known here.
     """
-    build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
+    text = build_tokenizer(metadata).to_str(pretty=True)  # its own save tells a full disk as a bare Exception
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8", newline="")
     tokens = metadata["tokenizer.ggml.tokens"]
     config: dict[str, Any] = {f"{role}_token": tokens[index] for role, index in special_ids(metadata).items()}
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -23,7 +24,7 @@ TOKEN_VARIABLE = "ADASPEC_API_KEY"
 
 
 class Server(uvicorn.Server):
-    """A server that, told to stop, first lets the requests it has finish.
+    """A server that, told to stop, first lets the requests it has finish; told so twice, it tells them that it ends.
 
     Args:
         service: what answers.
@@ -46,6 +47,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._service, self._ready = service, ready
+        self._hurried = False
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
@@ -54,14 +56,22 @@ class Server(uvicorn.Server):
             self._ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Closes the queue, so that whoever waits is answered within the grace."""
+        """Closes the queue, so that whoever waits is answered within the grace; at a second Ctrl-C at once.
+
+        A third one cuts the connections.
+        """
+        if self.should_exit and sig == signal.SIGINT and not self._hurried:
+            self._hurried = True
+            self.drain(0.0)
+            return
         super().handle_exit(sig, frame)
         self.drain()
 
-    def drain(self) -> None:
-        """Stops: takes no more requests, finishes those it has."""
+    def drain(self, grace: float | None = None) -> None:
+        """Stops: takes no more requests, finishes those it has. ``grace``: in seconds, in place of the settings'."""
         self.should_exit = True
-        threading.Thread(target=self._service.engine.close, args=(self._service.settings.grace,), daemon=True).start()
+        seconds = self._service.settings.grace if grace is None else grace
+        threading.Thread(target=self._service.engine.close, args=(seconds,), daemon=True).start()
 
 
 def bind(host: str, port: int) -> socket.socket:

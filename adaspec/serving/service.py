@@ -38,7 +38,7 @@ class Settings:
         save_every: seconds between two saves.
 
     Raises:
-        ValueError: a time or size that is not above 0, or an empty token.
+        ValueError: a time that is negative or too long, a time (but ``grace``) or size of 0, or an empty token.
     """
 
     model: str
@@ -51,8 +51,11 @@ class Settings:
     save_every: float = 60.0
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.timeout < 1e6 and 0.0 <= self.grace < 1e6 and 0.0 < self.save_every < 1e6):
-            raise ValueError(f"times are seconds above 0, got {self.timeout}, {self.grace}, {self.save_every}")
+        for name, seconds in (("timeout", self.timeout), ("save_every", self.save_every)):
+            if not 0.0 < seconds < 1e6:
+                raise ValueError(f"{name} is above 0 and below 1e6 seconds, got {seconds}")
+        if not 0.0 <= self.grace < 1e6:
+            raise ValueError(f"grace is at least 0 and below 1e6 seconds, got {self.grace}")
         if self.max_body < 1:
             raise ValueError(f"a request may have at least 1 byte, got {self.max_body}")
         if self.token is not None and not self.token.strip():

@@ -13,7 +13,7 @@ from tiny_gguf import random_model, vocabulary, write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adaspec.decoding.gguf_file import GGUFFile
-from adaspec.decoding.gguf_tokenizer import build_tokenizer
+from adaspec.decoding.gguf_tokenizer import build_tokenizer, write_tokenizer
 from adaspec.decoding.store import StoreError, resolve
 
 
@@ -107,6 +107,12 @@ def test_words_are_cut_as_in_the_original_tokenizer(pre, pieces, llama_file):
 def test_bos_where_the_file_asks_for_it(llama_file):
     metadata = dict(GGUFFile.read(llama_file).metadata) | {"tokenizer.ggml.add_bos_token": True}
     assert build_tokenizer(metadata).encode("the").tokens == ["<|im_start|>", "the"]
+
+
+def test_a_tokenizer_that_cannot_be_written_is_no_fault_of_the_file(llama_file, tmp_path):
+    (tmp_path / "tokenizer.json").mkdir()  # as good as a full disk
+    with pytest.raises(OSError, match=r"tokenizer\.json"):
+        write_tokenizer(GGUFFile.read(llama_file).metadata, tmp_path)
 
 
 def test_every_truncation_is_refused(llama_file, tmp_path):

@@ -51,7 +51,8 @@ def test_it_serves_until_it_is_told_to_stop(folder: Path, tmp_path: Path) -> Non
         (["--budget", "tenant"], "TAG=SHARE"),
         (["--budget", "tenant=2"], "got 2.0"),
         (["--batch-wait-ms", "-1"], "-0.001"),
-        (["--timeout", "0"], "got 0.0"),
+        (["--timeout", "0"], "timeout is above 0 and below 1e6 seconds, got 0.0"),
+        (["--grace", "-1"], "grace is at least 0 and below 1e6 seconds, got -1.0"),
         (["--api-key-file", "/no/such/file"], "/no/such/file"),
     ],
 )

@@ -102,21 +102,25 @@ def test_a_stream_is_finished_after_sigterm_and_newcomers_are_refused(folder, tm
     assert "Traceback" not in log
 
 
-def test_two_interrupts_still_save_the_state(folder, tmp_path) -> None:
+def test_two_interrupts_tell_who_waits_and_still_save_the_state(folder, tmp_path) -> None:
     state = tmp_path / "state.json"
     many = body(prompt=["the quick brown fox"] * 50, max_tokens=200, stream=True)
     with (
         serving(folder, "--state", str(state), "--max-batch", "1") as (process, url),
         httpx.stream("POST", f"{url}/v1/completions", json=many, timeout=60.0) as answer,
     ):
-        next(answer.iter_lines())
+        lines = answer.iter_lines()
+        next(lines)
         process.send_signal(signal.SIGINT)
         until(lambda: refuses(url))
         assert not state.is_file()
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        last = [line for line in lines if line][-1]
+        _, log = process.communicate(timeout=60)
+    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
     assert process.returncode in (0, 130, -signal.SIGINT)
     assert state.is_file()
+    assert "Traceback" not in log
 
 
 def refuses(url: str) -> bool:
