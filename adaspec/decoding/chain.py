@@ -229,6 +229,9 @@ class Chain:
         self._batch = batch
         for shadow in self._shadows.values():
             shadow.skip()
+        for stages in self._stages.values():
+            for stage in stages:
+                stage.forget()  # of a round that broke off
         for name, member in self.members.items():
             if self._shield and member is not self.target:
                 self._shield.start(name, member, batch.sequence.batch_size, batch.sequence.capacity)

@@ -152,6 +152,11 @@ class Stage(Drafter):
         self._played.clear()
         return self._proposals
 
+    def forget(self) -> None:
+        """Leaves out what the running round has shown."""
+        for each in (self._played, self._proposals, self._marks):
+            each.clear()
+
     def drain(self, verifier: str, drafter: str) -> list[EdgeOutcome]:
         """What the edge has shown since the last call, and behind it what each part of a hybrid has.
 
@@ -163,8 +168,7 @@ class Stage(Drafter):
         verifying = sum(span(drafted, ended) for _, drafted, ended in self._marks)
         for proposal in self.proposals():
             self.tally.add_rows(proposal, self.part_tallies)
-        self._proposals.clear()
-        self._marks.clear()
+        self.forget()
         parts = ((f"{name}.{part}{sign}{stop}", tally) for part, tally in self.part_tallies.items())
         whole = self.tally.drain(verifier, drafter, drafting, verifying)
         return [whole, *(tally.drain(verifier, part, None, None) for part, tally in parts)]

@@ -96,6 +96,8 @@ class LanguageModel(ABC):
             self.catch_up(sequence, torch.where(active, first, self.lengths))
             pending = torch.where(active, sequence.lengths - self.lengths, 0)
             query_len = self._read(pending)
+        if not query_len:  # no row takes part
+            return torch.zeros(len(pending), count, self.vocab_size, device=pending.device)
         rows = (first - self.lengths)[:, None]  # [B, count]
         if count > 1:
             rows = rows + torch.arange(count, device=first.device)

@@ -139,6 +139,29 @@ def test_a_draft_that_ended_at_a_stop_token_reaches_no_further():
     assert edge.reached == edge.offered == edge.accepted == (1, 1, 0, 0)
 
 
+def test_a_round_that_broke_off_leaves_nothing_to_the_next_batch():
+    """What its middle stage had verified is of rows that are gone."""
+    chain, broken = (
+        toy_chain(lookup=LookupDrafter("lookup", min_ngram=1)),
+        toy_chain(lookup=LookupDrafter("lookup", min_ngram=1)),
+    )
+    plan, verify = Plan.parse("target/a/lookup:4,2"), broken.target.verify
+    broken.start(sequences([PROMPT, (0, 1, 3, 0, 1), (2, 2, 2)]))
+
+    def fails(*arguments):
+        raise RuntimeError("out of memory")
+
+    broken.target.verify = fails
+    with pytest.raises(RuntimeError, match="out of memory"):
+        broken.round(plan)
+    broken.target.verify = verify
+    outcomes = []
+    for each in (chain, broken):
+        outcome = next(rounds(each, plan, sequences())).outcome
+        outcomes.append([(edge.asked, edge.accepted) for edge in (*outcome.edges, *outcome.scored)])
+    assert outcomes[0] == outcomes[1]
+
+
 def test_a_silent_drafter_was_reached_and_offered_nothing():
     chain = toy_chain(lookup=LookupDrafter("lookup", min_ngram=4, max_ngram=4))
     result = next(rounds(chain, Plan.parse("target/lookup:3"), sequences()))

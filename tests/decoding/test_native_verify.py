@@ -108,6 +108,16 @@ def test_nothing_follows_a_token_that_ends_a_row(target, own):
     assert tokens == list(own[0][: own[0].index(end) + 1])
 
 
+@pytest.mark.parametrize("verify", [NativeModel.verify, LanguageModel.verify])
+def test_where_no_row_takes_part_there_is_no_pass(target, verify):
+    """A pass over nothing has no row whose logits could be read."""
+    batch = start(target)
+    target.clock.drain()
+    rows = verdict(target, batch, [[], [], []], [0, 0, 0], verify)
+    assert [tokens for (tokens, *_), *_ in rows] == [[], [], []]
+    assert target.clock.drain()[0] == ()
+
+
 def test_of_equal_logits_the_first_is_the_largest():
     """Also where two threads have found one each."""
     module = tiny("llama")

@@ -79,7 +79,8 @@ class NativeModel(Model):
         asked, width = Asked(batch.sequence, start, limits, batch.stop_ids), draft.tokens.shape[1] + 1
         fed, rows, query_len = self._pending(asked, width)
         found = self._greedy.verify(asked, fed, rows, width)
-        self.clock.add(Pass(self.name, query_len, len(limits), self._context, found.seconds))
+        if rows:
+            self.clock.add(Pass(self.name, query_len, len(limits), self._context, found.seconds))
         batch.sequence.lengths, self.lengths = found.lengths, found.fed
 
         def logits() -> Tensor:
