@@ -224,10 +224,11 @@ class LookupDrafter(Drafter):
             width = max(len(tokens) for tokens, _ in guesses)
             if not width:
                 nothing = limits.new_zeros(len(asked), 0)
-                return Draft(nothing, torch.zeros_like(limits), None, nothing.float())
+                return Draft(nothing, torch.zeros_like(limits), None, nothing.double())
             counts = torch.tensor([len(tokens) for tokens, _ in guesses], device=limits.device)
             tokens = torch.tensor(_padded((tokens for tokens, _ in guesses), width, 0), device=limits.device)
-            sure = torch.tensor(_padded((sure for _, sure in guesses), width, 0.0), device=limits.device)
+            confidence = _padded((sure for _, sure in guesses), width, 0.0)
+            sure = torch.tensor(confidence, dtype=torch.float64, device=limits.device)  # compared with a floor as it is
             if len(guesses) == 1:
                 sequence.append_all(tokens, lengths[0])
             else:

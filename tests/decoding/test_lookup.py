@@ -195,6 +195,14 @@ def test_stop_ends_behind_the_first_token_that_is_not_sure_enough_and_floor_befo
     assert proposed(text, 4, floor=sure[0] * sure[1] + 1e-6)[0] == tokens[:1]
 
 
+def test_confidences_of_a_draft_are_those_of_the_guess_to_the_last_bit():
+    """A hybrid compares them with a floor, and one that equals it is kept."""
+    tokens = [1, 2, 5, 9, 1, 2, 6, 9, 1, 2, 5, 9, 1, 2]
+    _, sure = proposed(tokens, 4)
+    assert len(sure) == 4
+    assert sure == started(1).guess(0, tokens, len(tokens), [], 4)[1]
+
+
 def test_nothing_behind_the_place_asked_about_is_read():
     """An index that is ahead (two drafters share it) answers as one that is not, but for its record."""
     tokens = [1, 2, 3, 1, 2, 4, 1, 2, 4, 1, 2, 5, 1, 2]
