@@ -34,7 +34,18 @@ from adaspec.bench.journal import machine
 from adaspec.bench.lineup import asking, fitting, questions, setup
 from adaspec.bench.methods import Answer, Stateless, fixed
 from adaspec.bench.peers import constant, generating, load
-from adaspec.bench.timing import BOOKKEEPING, QUERY_LENS, SAMPLING, Timed, anatomy, inside, medians, step, stream_sum
+from adaspec.bench.timing import (
+    BOOKKEEPING,
+    PROMPTS,
+    QUERY_LENS,
+    SAMPLING,
+    Timed,
+    anatomy,
+    inside,
+    medians,
+    step,
+    stream_sum,
+)
 from adaspec.compare import Pinned
 from adaspec.decoding.generate import Request
 from adaspec.decoding.load import load_model
@@ -167,13 +178,11 @@ def _vs_plain(
 
 def _anatomy(assembly: Assembly, chooser: Any, requests: Sequence[tuple[str, Request]], told: str) -> dict[str, float]:
     """Milliseconds per round, part by part, and printed as a table: what drafts, verifies, decides, the rest."""
-    timed, outcomes, whole = Timed(chooser), [], 0.0
-    with inside(SAMPLING) as sampling, inside(BOOKKEEPING) as books:
+    timed, outcomes, began = Timed(chooser), [], time.perf_counter()
+    with inside(SAMPLING) as sampling, inside(BOOKKEEPING) as books, inside(PROMPTS) as prompts:
         for _, request in requests:
-            began = time.perf_counter()
-            generation = assembly.generator.generate([request], controller=timed)
-            whole += time.perf_counter() - began - generation.prefill_seconds
-            outcomes += [outcome for _, outcome in generation.steps]
+            outcomes += [outcome for _, outcome in assembly.generator.generate([request], controller=timed).steps]
+    whole = time.perf_counter() - began - prompts.seconds
     parts = anatomy(
         outcomes,
         TARGET,

@@ -106,6 +106,7 @@ class Spent:
 
 Methods = Sequence[tuple[type, str]]
 SAMPLING: Methods = ((Sampler, "choose"), (Sampler, "verify"))  # laws, choices and verdicts on the host
+PROMPTS: Methods = ((Chain, "start"),)  # the target's part of them
 BOOKKEEPING: Methods = ((Chain, "context"), (Chain, "_score"), (Stage, "drain"))  # what a controller is told
 
 
@@ -115,10 +116,10 @@ def inside(methods: Methods) -> Iterator[Spent]:
     spent = Spent()
 
     def timed(method: Any) -> Any:
-        def run(*args: Any) -> Any:
+        def run(*args: Any, **options: Any) -> Any:
             began = time.perf_counter()
             try:
-                return method(*args)
+                return method(*args, **options)
             finally:
                 spent.seconds += time.perf_counter() - began
 
