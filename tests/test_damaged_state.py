@@ -12,20 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_worlds import GOOD, ONE_PASS, SPACE, play, profile, scripted
 
-from adaspec import Context, Controller, CostModel, EdgeOutcome, Policy
-from adaspec.baselines import (
-    CachedStateMachine,
-    DrafterByPrompt,
-    EmaTiers,
-    EXP3Spec,
-    HedgeSpec,
-    HuggingFaceHeuristic,
-    MaximumLikelihoodWindow,
-    QLearning,
-    StateMachine,
-    ThroughputAware,
-    UCBSpec,
-)
+from adaspec import Context, Controller, CostModel, EdgeOutcome, Policy, baselines
+from adaspec.baselines import DrafterByPrompt, HedgeSpec, MaximumLikelihoodWindow, ThroughputAware, UCBSpec
 from adaspec.policy import EpsilonGreedy, Exp3
 from adaspec.state import StateFile, restore
 
@@ -180,20 +168,7 @@ def test_what_a_policy_cannot_take_leaves_it_as_it_was() -> None:
     assert controller.state_dict() == before
 
 
-STATEFUL = (
-    CachedStateMachine,
-    DrafterByPrompt,
-    EXP3Spec,
-    EmaTiers,
-    Exp3,
-    HedgeSpec,
-    HuggingFaceHeuristic,
-    MaximumLikelihoodWindow,
-    QLearning,
-    StateMachine,
-    ThroughputAware,
-    UCBSpec,
-)
+STATEFUL = (Exp3, *(getattr(baselines, name) for name in baselines.__all__))
 
 
 @pytest.mark.parametrize("kind", STATEFUL)

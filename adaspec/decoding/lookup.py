@@ -214,8 +214,8 @@ class LookupDrafter(Drafter):
             return Draft.none(limits)
         with self.clock.measure(self.name, 1, sequence.batch_size, max(lengths)):
             committed: list[int] = batch.committed.tolist()
-            between = enumerate(zip(committed, lengths))
-            drafted = [sequence.read(row, *span) if span[0] < span[1] else [] for row, span in between]
+            ends = enumerate(zip(committed, lengths))
+            drafted = [sequence.read(row, known, end) if known < end else [] for row, (known, end) in ends]
             stops = batch.stop_ids.tolist()
             guesses = [
                 self.guess(row, batch.text(row, known), known, drafts, limit, stop, stops[row]) if limit else ([], [])
