@@ -29,6 +29,7 @@ from adaspec.setup import DEFAULT_TARGET, TARGET, DrafterSpec, Setup, parse_draf
 __all__ = ["DEFAULT_TARGET", "TARGET", "Assembly", "DrafterSpec", "Setup", "assemble", "parse_drafters", "span"]
 
 Progress = Callable[[str, float | None], None]
+EFFORT = 0.005  # of the controller, see there
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,9 @@ class Assembly:
     def fresh_controller(self, seed: int) -> Controller:
         """A controller over the same space that knows what was known at the start and nothing else."""
         costs = CostModel(self.space, None, self.one_pass, self.acceptance)
-        controller = Controller(self.space, None, costs, seed=seed % 2**63, identity=self.controller.identity)
+        controller = Controller(
+            self.space, None, costs, seed=seed % 2**63, identity=self.controller.identity, effort=EFFORT
+        )
         controller.profile(self.profile)
         return controller
 
@@ -119,7 +122,7 @@ def assemble(setup: Setup, tell: Progress) -> Assembly:
     one_pass = tuple(name for name, member in members.items() if isinstance(member, Drafter) and member.one_pass)
     acceptance = _acceptance(space, used, members)
     costs = CostModel(space, None, one_pass, acceptance)
-    controller = Controller(space, policy, costs, seed=setup.seed % 2**63, identity=setup.identity)
+    controller = Controller(space, policy, costs, seed=setup.seed % 2**63, identity=setup.identity, effort=EFFORT)
     generator = Generator(chain, controller, tokenizer, stop_token_ids(target.module, tokenizer))
     tell("time the passes", None)
     began = clock.now()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,9 +65,13 @@ class Controller:
             by default.
         identity: what the target is, as states tell it (a model's name and precision); by default its name in plans.
             A state of another identity is refused.
+        effort: share of the rounds' seconds that rankings after a surprise may take: as long as the latest ranking has
+            not been earned, the best plan stays although it surprised. By default any, so that nothing hangs on a
+            clock.
 
     Raises:
-        ValueError: hold or patience below 1, collapse outside [0, 1), or costs over another space.
+        ValueError: hold or patience below 1, collapse outside [0, 1), an effort not above 0, or costs over another
+            space.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class Controller:
         seed: int = 0,
         patience: int | None = None,
         identity: str = "",
+        effort: float = math.inf,
     ) -> None:
         if hold < 1:
             raise ValueError(f"a plan is held for at least 1 round, got {hold}")
@@ -85,6 +92,8 @@ class Controller:
             raise ValueError(f"patience is at least 1, got {patience}")
         if not 0.0 <= collapse < 1.0:
             raise ValueError(f"collapse lies in [0, 1), got {collapse}")
+        if not effort > 0.0:
+            raise ValueError(f"effort is above 0, got {effort}")
         if costs is not None and tuple(costs.space) != tuple(space):
             raise ValueError(f"the costs are over another space: {costs.space!r}, not {space!r}")
         self.space = space
@@ -92,7 +101,8 @@ class Controller:
         self._policy = policy or KnowledgeGradient()
         self._costs = costs or CostModel(space)
         self._hold, self._collapse = hold, collapse
-        self._patience = patience
+        self._patience, self._effort = patience, effort
+        self._owed = 0.0  # seconds of the latest ranking that rounds have not earned yet
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
         self._holds: dict[_Key, Hold] = {}
@@ -163,6 +173,7 @@ class Controller:
             totals[0] += 1
             totals[1] += outcome.tokens
             totals[2] += outcome.seconds
+            self._owed -= self._effort * outcome.seconds
             if hold.ranking and self._costs.changes > changes:
                 hold.ranking.restart()
             self._settle(hold)
@@ -269,15 +280,22 @@ class Controller:
         self._rankings[key] = known
         if len(self._rankings) > _CONTEXTS:
             self._rankings.pop(next(iter(self._rankings)))
-        if not known.uses:
-            changes = self._costs.changes
-            law = self._policy.probabilities(self._costs, context, self._rng)
-            if self._costs.changes > changes:
-                known.restart()
-            known.renew(law, self._patience or self._policy.patience)
-            if known.old:
-                known.forecast(self._costs.rates(context) / context.batch_size)
+        if not known.uses and known.stands and self._owed > 0.0:
+            known.uses = 1
+        elif not known.uses:
+            began = time.perf_counter()
+            self._rank(known, context)
+            self._owed = time.perf_counter() - began
         return known
+
+    def _rank(self, ranking: Ranking, context: Context) -> None:
+        changes = self._costs.changes
+        law = self._policy.probabilities(self._costs, context, self._rng)
+        if self._costs.changes > changes:
+            ranking.restart()
+        ranking.renew(law, self._patience or self._policy.patience)
+        if ranking.old:
+            ranking.forecast(self._costs.rates(context) / context.batch_size)
 
     def _restricted(self, ranking: Ranking, override: Override) -> Floats:
         """The law over the plans that a request allows; the best of them by forecast where the law has none."""

@@ -48,6 +48,7 @@ class Ranking:
         uses: pulls for which ``law`` [plans] still serves.
         rates: forecasts per row [plans]; ``due``: the rounds after which they are old.
         seen: what the plans played under this law have brought.
+        stands: whether a law that is used up is still better than none, as only its best plan has surprised.
     """
 
     rounds: int = 0
@@ -56,6 +57,7 @@ class Ranking:
     due: int = 0
     rates: Floats = field(default_factory=lambda: np.zeros(0))
     seen: dict[int, Seen] = field(default_factory=dict)
+    stands: bool = False
 
     @property
     def old(self) -> bool:
@@ -63,7 +65,7 @@ class Ranking:
         return self.rounds >= self.due or not self.rates.size
 
     def renew(self, law: Floats, patience: int) -> None:
-        self.law, self.seen = law, {}
+        self.law, self.seen, self.stands = law, {}, False
         self.uses = min(patience, 1 + self.rounds // _PATIENT_ROUNDS)
 
     def forecast(self, rates: Floats) -> None:
@@ -73,6 +75,7 @@ class Ranking:
     def restart(self) -> None:
         """The context has changed."""
         self.rounds = self.uses = self.due = 0
+        self.stands = False
 
     def drop(self, arm: int, trust: float) -> None:
         """After a collapse: the law goes on without a plan hardly tried, but is void when a familiar one failed."""
@@ -80,9 +83,14 @@ class Ranking:
         left[arm] = 0.0
         total = float(left.sum())
         if trust >= _FAMILIAR or not total:
-            self.uses = 0
+            self.void(arm, familiar=trust >= _FAMILIAR)
         else:
             self.law = left / total
+
+    def void(self, arm: int, *, familiar: bool) -> None:
+        """A plan has surprised: its law serves no more, but stands in for the next one where the plan was the best."""
+        self.uses = 0
+        self.stands = bool(familiar and self.law[arm] > 0.5 and arm == self.rates.argmax())
 
 
 @dataclass(slots=True)
@@ -118,7 +126,7 @@ class Hold:
             if self.ranking:
                 self.ranking.drop(self.arm, self.trust)
         elif self.ranking and not self.left and self._soared():
-            self.ranking.uses = 0
+            self.ranking.void(self.arm, familiar=True)
 
     def interrupted(self, plan: Plan, context: Context) -> bool:
         """Whether the plan's models lack tokens again after its first round: another text has begun."""

@@ -4,6 +4,7 @@ Speed is judged by the expected tokens and seconds of the plans that were chosen
 not about luck.
 """
 
+import math
 import threading
 from dataclasses import replace
 
@@ -191,7 +192,32 @@ def test_tickets_that_never_come_back_are_given_up_in_the_end():
     controller.observe(last, RoundOutcome(1, 0.1))
 
 
-@pytest.mark.parametrize("options", [{"hold": 0}, {"patience": 0}, {"collapse": 1.0}, {"collapse": -0.1}])
+class Counted(Fixed):
+    """Plays plain decoding, and counts how often it is asked."""
+
+    asked = 0
+
+    def probabilities(self, costs, context, rng):
+        self.asked += 1
+        return super().probabilities(costs, context, rng)
+
+
+@pytest.mark.parametrize(("effort", "often"), [(math.inf, True), (1e-12, False)])
+def test_a_surprising_best_plan_stays_while_the_latest_ranking_is_not_earned(effort, often):
+    """Rounds of a known plan come ten times as fast and ten times as slow in turns: each is a surprise."""
+    policy = Counted()
+    controller = Controller(PlanSpace([SPACE.plain]), policy, effort=effort)
+    for _ in range(200):
+        controller.observe(controller.choose(Context()), RoundOutcome(1, 0.03))
+    before = policy.asked
+    for turn in range(200):
+        controller.observe(controller.choose(Context()), RoundOutcome(1, 0.003 if turn % 20 < 10 else 0.3))
+    assert (policy.asked - before > 10) == often, policy.asked - before
+
+
+@pytest.mark.parametrize(
+    "options", [{"hold": 0}, {"patience": 0}, {"collapse": 1.0}, {"collapse": -0.1}, {"effort": 0}]
+)
 def test_impossible_options_are_refused(options):
     with pytest.raises(ValueError, match=str(next(iter(options.values())))):
         scripted(**options)

@@ -71,3 +71,34 @@ def test_laws_serve_longer_in_a_context_that_is_known_and_not_after_a_change():
     assert ranking.uses == 0
     ranking.renew(np.ones(3) / 3, 8)
     assert ranking.uses == 1
+
+
+@pytest.mark.parametrize(
+    ("law", "rates", "trust", "stands"),
+    [
+        ([1.0, 0.0], [2.0, 1.0], 1.0, True),
+        ([1.0, 0.0], [2.0, 1.0], 0.1, False),  # hardly known: nothing speaks for it any more
+        ([1.0, 0.0], [1.0, 2.0], 1.0, False),  # it was a trial
+        ([0.5, 0.5], [2.0, 1.0], 1.0, False),  # the policy tries others as well
+    ],
+)
+def test_after_a_collapse_only_the_law_of_a_familiar_best_plan_may_stand_in_for_the_next(law, rates, trust, stands):
+    ranking = Ranking(1000)
+    ranking.renew(np.array(law), 10)
+    ranking.forecast(np.array(rates))
+    ranking.drop(0, trust)
+    if law[0] == 1.0:
+        assert ranking.uses == 0
+    assert ranking.stands == stands
+    ranking.renew(np.array(law), 10)
+    assert not ranking.stands
+
+
+def test_after_a_change_no_law_stands():
+    ranking = Ranking(1000)
+    ranking.renew(np.array([1.0, 0.0]), 10)
+    ranking.forecast(np.array([2.0, 1.0]))
+    ranking.void(0, familiar=True)
+    assert ranking.stands
+    ranking.restart()
+    assert not ranking.stands
