@@ -14,12 +14,11 @@ import numpy as np
 from adaspec import stored
 from adaspec.costs import CostModel
 from adaspec.explanation import EdgePart, Explanation, PassPart
-from adaspec.holding import TRUSTED_ROUNDS, Hold, Ranking, Seen, idle
+from adaspec.holding import TRUSTED_ROUNDS, Hold, Law, Ranking, Seen, idle
 from adaspec.merging import added
 from adaspec.outcome import Decision, Pass, RoundOutcome
 from adaspec.plan import Context, Override, Plan, PlanSpace
 from adaspec.policy import KnowledgeGradient, Policy
-from adaspec.theory import Floats
 
 _FORMAT, _VERSION = "adaspec.controller", 2
 _OPEN_TICKETS = 4096  # older unanswered tickets are given up: their requests were aborted
@@ -65,9 +64,9 @@ class Controller:
             by default.
         identity: what the target is, as states tell it (a model's name and precision); by default its name in plans.
             A state of another identity is refused.
-        effort: share of the rounds' seconds that rankings after a surprise may take: as long as the latest ranking has
-            not been earned, the best plan stays although it surprised. By default any, so that nothing hangs on a
-            clock.
+        effort: share of the rounds' seconds that rankings may take: as long as the latest one has not been earned, a
+            law serves on that is used up, and behind a surprise the best plan known; only a change is answered at
+            once. By default any, so that nothing hangs on a clock.
 
     Raises:
         ValueError: hold or patience below 1, collapse outside [0, 1), an effort not above 0, or costs over another
@@ -102,7 +101,7 @@ class Controller:
         self._costs = costs or CostModel(space)
         self._hold, self._collapse = hold, collapse
         self._patience, self._effort = patience, effort
-        self._owed = 0.0  # seconds of the latest ranking that rounds have not earned yet
+        self._owed = 0.0  # seconds that rounds are still to take until the latest ranking is earned
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
         self._holds: dict[_Key, Hold] = {}
@@ -173,7 +172,7 @@ class Controller:
             totals[0] += 1
             totals[1] += outcome.tokens
             totals[2] += outcome.seconds
-            self._owed -= self._effort * outcome.seconds
+            self._owed -= outcome.seconds
             if hold.ranking and self._costs.changes > changes:
                 hold.ranking.restart()
             self._settle(hold)
@@ -264,14 +263,13 @@ class Controller:
         ranking.uses -= 1
         ranking.rounds += self._hold
         law = ranking.law if override is None else self._restricted(ranking, override)
-        steps = law.cumsum()
-        arm = int(steps.searchsorted(self._rng.random() * steps[-1], side="right"))
-        floor = self._collapse * float(ranking.rates[arm]) * context.batch_size
-        best = float(ranking.rates.max()) * context.batch_size
+        arm = law.draw(self._rng.random())
+        floor = self._collapse * ranking.rates[arm] * context.batch_size
+        best = ranking.best * context.batch_size
         rounds = self._totals[arm][0]
         trust = rounds / (rounds + TRUSTED_ROUNDS)
         seen = ranking.seen.setdefault(arm, Seen())
-        return Hold(arm, float(law[arm]), self._hold, best, floor, trust, ranking, seen=seen)
+        return Hold(arm, law.chances[arm], self._hold, best, floor, trust, ranking, seen=seen)
 
     def _ranking(self, context: Context) -> Ranking:
         """The law and the forecasts of a context, renewed when they are used up."""
@@ -285,7 +283,7 @@ class Controller:
         elif not known.uses:
             began = time.perf_counter()
             self._rank(known, context)
-            self._owed = time.perf_counter() - began
+            self._owed = (time.perf_counter() - began) / self._effort
         return known
 
     def _rank(self, ranking: Ranking, context: Context) -> None:
@@ -297,14 +295,11 @@ class Controller:
         if ranking.old:
             ranking.forecast(self._costs.rates(context) / context.batch_size)
 
-    def _restricted(self, ranking: Ranking, override: Override) -> Floats:
+    def _restricted(self, ranking: Ranking, override: Override) -> Law:
         """The law over the plans that a request allows; the best of them by forecast where the law has none."""
-        allowed = np.array([override.allows(plan) for plan in self.space])
-        left: Floats = np.where(allowed, ranking.law, 0.0)
-        if not left.any():
-            left[np.where(allowed, ranking.rates, -1.0).argmax()] = 1.0
-        left /= left.sum()
-        return left
+        allowed = [override.allows(plan) for plan in self.space]
+        rates = [rate if kept else -1.0 for rate, kept in zip(ranking.rates, allowed)]
+        return ranking.law.among(allowed) or Law.only(rates.index(max(rates)), len(rates))
 
     def _keep(self, key: _Key, hold: Hold) -> None:
         self._holds.pop(key, None)

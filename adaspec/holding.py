@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from itertools import accumulate
 
 from adaspec.outcome import RoundOutcome
 from adaspec.plan import Context, Plan
@@ -39,58 +40,91 @@ class Seen:
         self.seconds += max(outcome.seconds - outcome.catch_up_seconds, 0.0)
 
 
-@dataclass(slots=True)
+class Law:
+    """Chances of the plans, in the order of the space; they sum to 1.
+
+    It is asked behind a pass over a model's weights, which leaves nothing in the processor's caches: plain numbers
+    answer several times as fast as arrays there.
+    """
+
+    __slots__ = ("_steps", "chances")
+
+    def __init__(self, chances: list[float]) -> None:
+        self.chances, self._steps = chances, list(accumulate(chances))
+
+    @classmethod
+    def only(cls, arm: int, plans: int) -> Law:
+        """One plan of so many."""
+        return cls([float(plan == arm) for plan in range(plans)])
+
+    def draw(self, luck: float) -> int:
+        """A plan; ``luck``: uniform in [0, 1)."""
+        return bisect(self._steps, luck * self._steps[-1])
+
+    def among(self, allowed: Sequence[bool]) -> Law | None:
+        """What is left with some plans alone; None for nothing."""
+        left = [chance if kept else 0.0 for chance, kept in zip(self.chances, allowed)]
+        total = sum(left)
+        return Law([chance / total for chance in left]) if total else None
+
+
 class Ranking:
     """What is thought of the plans in one context (bucket of batch sizes, tag), and how long that stands.
 
-    Attributes:
+    Args:
         rounds: handed out since the context was new or changed; a law serves more pulls the more there are.
-        uses: pulls for which ``law`` [plans] still serves.
-        rates: forecasts per row [plans]; ``due``: the rounds after which they are old.
+
+    Attributes:
+        law: the policy's, of which ``uses`` pulls are left.
+        stands: whether a law that is used up may serve until there is time for the next one.
+        rates: forecast of each plan per row; ``best``: the highest.
         seen: what the plans played under this law have brought.
-        stands: whether a law that is used up is still better than none, as only its best plan has surprised.
     """
 
-    rounds: int = 0
-    uses: int = 0
-    law: Floats = field(default_factory=lambda: np.zeros(0))
-    due: int = 0
-    rates: Floats = field(default_factory=lambda: np.zeros(0))
-    seen: dict[int, Seen] = field(default_factory=dict)
-    stands: bool = False
+    def __init__(self, rounds: int = 0) -> None:
+        self.rounds = rounds
+        self.uses = 0
+        self.stands = False
+        self.law = Law([])
+        self.rates: list[float] = []
+        self.best = 0.0
+        self.seen: dict[int, Seen] = {}
+        self._due = 0  # rounds from which on the forecasts are old
 
     @property
     def old(self) -> bool:
         """Whether the forecasts are due again."""
-        return self.rounds >= self.due or not self.rates.size
+        return self.rounds >= self._due or not self.rates
 
     def renew(self, law: Floats, patience: int) -> None:
-        self.law, self.seen, self.stands = law, {}, False
+        self.law, self.seen, self.stands = Law(law.tolist()), {}, True
         self.uses = min(patience, 1 + self.rounds // _PATIENT_ROUNDS)
 
     def forecast(self, rates: Floats) -> None:
-        self.rates = rates
-        self.due = self.rounds + min(max(self.rounds, 1), _FORECAST_ROUNDS)
+        self.rates, self.best = rates.tolist(), float(rates.max())
+        self._due = self.rounds + min(max(self.rounds, 1), _FORECAST_ROUNDS)
 
     def restart(self) -> None:
         """The context has changed."""
-        self.rounds = self.uses = self.due = 0
+        self.rounds = self.uses = self._due = 0
         self.stands = False
 
-    def drop(self, arm: int, trust: float) -> None:
-        """After a collapse: the law goes on without a plan hardly tried, but is void when a familiar one failed."""
-        left = self.law.copy()
-        left[arm] = 0.0
-        total = float(left.sum())
-        if trust >= _FAMILIAR or not total:
-            self.void(arm, familiar=trust >= _FAMILIAR)
+    def collapsed(self, arm: int, trust: float) -> None:
+        """The law goes on without a plan hardly tried, but is void when a familiar one failed."""
+        if trust >= _FAMILIAR:
+            self._void(self.rates.index(self.best))
+        elif left := self.law.among([plan != arm for plan in range(len(self.rates))]):
+            self.law = left
         else:
-            self.law = left / total
+            self.uses, self.stands = 0, False
 
-    def void(self, arm: int, *, familiar: bool) -> None:
-        """A plan has surprised: its law serves no more, but stands in for the next one where the plan was the best."""
-        self.uses = 0
-        self.stands = bool(familiar and self.law[arm] > 0.5 and arm == self.rates.argmax())
+    def soared(self, arm: int) -> None:
+        """The law is void: a plan does far better than any was expected to."""
+        self._void(arm)
+
+    def _void(self, instead: int) -> None:
+        """A new law is due; until there is time for it, one plan plays."""
+        self.uses, self.law = 0, Law.only(instead, len(self.rates))
 
 
 @dataclass(slots=True)
@@ -124,9 +158,9 @@ class Hold:
         if self.left and self._collapsed():
             self.left = 0
             if self.ranking:
-                self.ranking.drop(self.arm, self.trust)
+                self.ranking.collapsed(self.arm, self.trust)
         elif self.ranking and not self.left and self._soared():
-            self.ranking.void(self.arm, familiar=True)
+            self.ranking.soared(self.arm)
 
     def interrupted(self, plan: Plan, context: Context) -> bool:
         """Whether the plan's models lack tokens again after its first round: another text has begun."""

@@ -7,6 +7,8 @@ from typing import Any
 
 from adaspec.plan import Context, Plan
 
+GATHERED = 16  # committed tokens that an idle lookup leaves unjudged at most, see ``RoundOutcome.scored``
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -64,7 +66,8 @@ class RoundOutcome:
 
     ``tokens``: committed over all rows, trimmed to what was emitted. ``rows``: rows that were running.
     ``seconds``: the whole round, ``catch_up_seconds`` of it (feeding models that had been idle) included.
-    ``edges``: what the plan's pairs did. ``scored``: free information, how pairs that did not play would have done.
+    ``edges``: what the plan's pairs did. ``scored``: free information, how pairs that did not play would have done,
+    in this round or in some before.
     """
 
     tokens: int

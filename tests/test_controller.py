@@ -202,8 +202,8 @@ class Counted(Fixed):
         return super().probabilities(costs, context, rng)
 
 
-@pytest.mark.parametrize(("effort", "often"), [(math.inf, True), (1e-12, False)])
-def test_a_surprising_best_plan_stays_while_the_latest_ranking_is_not_earned(effort, often):
+@pytest.mark.parametrize(("effort", "often"), [(math.inf, True), (1.0, True), (1e-12, False)])
+def test_surprises_do_not_call_for_a_ranking_while_the_latest_is_not_earned(effort, often):
     """Rounds of a known plan come ten times as fast and ten times as slow in turns: each is a surprise."""
     policy = Counted()
     controller = Controller(PlanSpace([SPACE.plain]), policy, effort=effort)

@@ -10,6 +10,7 @@ from adaspec.holding import Hold, Ranking, Seen
 def ranked(rounds=1000, patience=10):
     ranking = Ranking(rounds)
     ranking.renew(np.array([0.5, 0.25, 0.25]), patience)
+    ranking.forecast(np.array([3.0, 1.0, 2.0]))
     return ranking
 
 
@@ -24,7 +25,7 @@ def test_a_new_plan_is_given_up_at_once_and_the_law_goes_on_without_it():
     tried.add(RoundOutcome(1, 0.2))
     assert tried.left == 0
     assert ranking.uses == 10
-    assert ranking.law.tolist() == [0.0, 0.5, 0.5]
+    assert ranking.law.chances == [0.0, 0.5, 0.5]
     for arm in (1, 2):
         hold(ranking, 0.0, arm).add(RoundOutcome(1, 0.2))
     assert ranking.uses == 0  # nothing is left of it
@@ -64,7 +65,6 @@ def test_a_plan_far_above_the_best_forecast_calls_for_a_new_law(tokens, void):
 def test_laws_serve_longer_in_a_context_that_is_known_and_not_after_a_change():
     assert [ranked(rounds, 8).uses for rounds in (0, 31, 32, 100, 10**6)] == [1, 1, 2, 4, 8]
     ranking = ranked()
-    ranking.forecast(np.array([1.0, 2.0, 3.0]))
     assert not ranking.old
     ranking.restart()
     assert ranking.old
@@ -74,31 +74,36 @@ def test_laws_serve_longer_in_a_context_that_is_known_and_not_after_a_change():
 
 
 @pytest.mark.parametrize(
-    ("law", "rates", "trust", "stands"),
+    ("law", "arm", "trust", "after"),
     [
-        ([1.0, 0.0], [2.0, 1.0], 1.0, True),
-        ([1.0, 0.0], [2.0, 1.0], 0.1, False),  # hardly known: nothing speaks for it any more
-        ([1.0, 0.0], [1.0, 2.0], 1.0, False),  # it was a trial
-        ([0.5, 0.5], [2.0, 1.0], 1.0, False),  # the policy tries others as well
+        ([1.0, 0.0, 0.0], 0, 1.0, [0.0, 1.0, 0.0]),  # a trial failed: back to what is forecast to be best
+        ([0.0, 1.0, 0.0], 1, 1.0, [0.0, 1.0, 0.0]),  # so did that itself: nothing better is known
+        ([0.5, 0.5, 0.0], 1, 1.0, [0.0, 1.0, 0.0]),
+        ([0.5, 0.5, 0.0], 1, 0.1, [1.0, 0.0, 0.0]),  # hardly known: the law goes on without it
     ],
 )
-def test_after_a_collapse_only_the_law_of_a_familiar_best_plan_may_stand_in_for_the_next(law, rates, trust, stands):
+def test_after_a_collapse_the_best_plan_known_may_play_until_there_is_a_new_law(law, arm, trust, after):
     ranking = Ranking(1000)
     ranking.renew(np.array(law), 10)
-    ranking.forecast(np.array(rates))
-    ranking.drop(0, trust)
-    if law[0] == 1.0:
-        assert ranking.uses == 0
-    assert ranking.stands == stands
-    ranking.renew(np.array(law), 10)
-    assert not ranking.stands
-
-
-def test_after_a_change_no_law_stands():
-    ranking = Ranking(1000)
-    ranking.renew(np.array([1.0, 0.0]), 10)
-    ranking.forecast(np.array([2.0, 1.0]))
-    ranking.void(0, familiar=True)
+    ranking.forecast(np.array([1.0, 3.0, 2.0]))
+    ranking.collapsed(arm, trust)
+    assert ranking.law.chances == after
+    assert ranking.uses == (10 if trust < 0.5 else 0)
     assert ranking.stands
+
+
+def test_a_plan_that_soars_may_play_on_until_there_is_a_new_law():
+    ranking = ranked()
+    ranking.soared(2)
+    assert ranking.law.chances == [0.0, 0.0, 1.0]
+    assert (ranking.uses, ranking.stands) == (0, True)
+
+
+def test_a_new_law_does_not_wait_where_a_context_has_changed_or_nothing_is_left_of_the_old_one():
+    ranking = ranked()
     ranking.restart()
+    assert not ranking.stands
+    ranking.renew(np.array([1.0, 0.0, 0.0]), 10)
+    assert ranking.stands
+    ranking.collapsed(0, 0.0)
     assert not ranking.stands

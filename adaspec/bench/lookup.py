@@ -11,6 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -55,14 +56,16 @@ def measure(kind: str, context: int, window: int, rounds: int, weights: NDArray[
         each.start(1, buffer.capacity)
     shadow, limits, one = Shadow(idle, window), torch.tensor([window]), torch.tensor([1])
     appended = _micros(lambda: drafter.guess(0, batch.text(0, context), context, [], 1)) / context
-    shadow.score(batch, "target", "lookup")
+    shadow.follow(batch, [context], [context], [False])
+    shadow.settle(batch, [context])
     proposals, scores, drafted = [], [], 0
     for token in tokens[context : context + rounds]:
         if weights is not None:
             weights.sum()
         batch.committed = buffer.lengths
         buffer.append(torch.tensor([[token]]), one)
-        scores.append(_micros(lambda: shadow.score(batch, "target", "lookup")))
+        began, ends = batch.committed.tolist(), buffer.lengths.tolist()
+        scores.append(_micros(partial(shadow.follow, batch, began, ends, [False])))
         batch.committed = start = buffer.lengths
         proposals.append(_micros(lambda: drafter.propose(batch, limits)))
         drafted += int((buffer.lengths - start)[0])

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from adaspec.bench.worlds import Segment, World
-from adaspec.outcome import EdgeOutcome, Pass, RoundOutcome
+from adaspec.outcome import GATHERED, EdgeOutcome, Pass, RoundOutcome
 from adaspec.plan import LACKING, Context, Plan, PlanSpace
 from adaspec.theory import Edge
 
@@ -193,25 +193,32 @@ class Replay:
         return true
 
     def _score(self, plan: Plan, first: int) -> tuple[EdgeOutcome, ...]:
-        """Judges drafters the target did not verify on what is committed: whole verifications, the last stays open."""
+        """Judges drafters the target did not verify on what is committed, when a chain does: see ``Shadow``."""
         found = []
         for drafter, window in self._scored.items():
-            if drafter in plan.models[1:2]:
-                self._open.pop(drafter, None)
-                continue
-            offered, accepted = self._pairs[self.world.target, drafter]
-            at, verifications = self._open.get(drafter, first), []
-            while at < self.position:
-                held = min(offered[at], window)
-                kept = min(accepted[at], held)
-                if kept >= self.position - at:
-                    break
-                verifications.append((window, held, kept))
-                at += kept + 1
-            self._open[drafter] = at
+            at = self._open.pop(drafter, first)
+            verifications: list[tuple[int, int, int]] = []
+            if drafter in plan.models:
+                at = self._judge(drafter, window, at, first, verifications)
+            if drafter not in plan.models[1:2]:
+                if drafter not in self.world.lookups or self._begins or self.position - at >= GATHERED:
+                    at = self._judge(drafter, window, at, self.position, verifications)
+                self._open[drafter] = at
             if verifications:
                 found.append(_edge(self.world.target, drafter, window, tuple(verifications), None, None))
         return tuple(found)
+
+    def _judge(self, drafter: str, window: int, at: int, end: int, verifications: list[tuple[int, int, int]]) -> int:
+        """Adds whole verifications from ``at`` on; returns where the last, which stays open, begins."""
+        offered, accepted = self._pairs[self.world.target, drafter]
+        while at < end:
+            held = min(offered[at], window)
+            kept = min(accepted[at], held)
+            if kept >= end - at:
+                break
+            verifications.append((window, held, kept))
+            at += kept + 1
+        return at
 
 
 def check(world: World, space: PlanSpace) -> None:

@@ -107,7 +107,12 @@ class Spent:
 Methods = Sequence[tuple[type, str]]
 SAMPLING: Methods = ((Sampler, "choose"), (Sampler, "verify"))  # laws, choices and verdicts on the host
 PROMPTS: Methods = ((Chain, "start"),)  # the target's part of them
-BOOKKEEPING: Methods = ((Chain, "context"), (Chain, "_score"), (Stage, "drain"))  # what a controller is told
+BOOKKEEPING: Methods = (  # what a controller is told
+    (Chain, "context"),
+    (Chain, "_settle"),
+    (Chain, "_score"),
+    (Stage, "drain"),
+)
 
 
 @contextmanager

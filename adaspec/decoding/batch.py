@@ -17,15 +17,19 @@ from adaspec.decoding.sampling import Sampler
 class Batch:
     """What all stages of a chain share while a batch is decoded.
 
-    ``stop_ids`` [B, S]: tokens that end a row, padded with -1. ``committed`` [B]: lengths at the start of the round,
-    behind which ``sequence`` holds only drafts.
+    ``stop_ids`` [B, S]: tokens that end a row, padded with -1; ``stops``: the same on the host. ``committed`` [B]:
+    lengths at the start of the round, behind which ``sequence`` holds only drafts.
     """
 
     sequence: TokenBuffer
     sampler: Sampler
     stop_ids: Tensor
     committed: Tensor
+    stops: list[list[int]] = field(init=False)
     _texts: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stops = self.stop_ids.tolist()
 
     def text(self, row: int, committed: int) -> list[int]:
         """The tokens of a row on the host, at least the ``committed`` first; a list that grows with the row."""

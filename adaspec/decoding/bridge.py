@@ -70,7 +70,7 @@ class BridgeDrafter(Drafter):
         self._sequence = TokenBuffer(batch_size, self._capacity, self.model.device)
 
     def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
-        asked, stops = limits.tolist(), batch.stop_ids.tolist()
+        asked, stops = limits.tolist(), batch.stops
         texts = [batch.sequence.row(row) if limit else [] for row, limit in enumerate(asked)]
         written = self._write(texts, asked, stop)
         found = []

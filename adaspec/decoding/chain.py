@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from adaspec.decoding.batch import Batch, Draft, Verdict
 from adaspec.decoding.cache import TokenBuffer
@@ -111,6 +110,7 @@ class Chain:
             member.clock = self._clock
             if isinstance(member, LanguageModel) and member.vocab_size != target.vocab_size:
                 raise ValueError(f"{name} has {member.vocab_size} tokens, {target.name} has {target.vocab_size}")
+        self._drafting = [(name, each) for name, each in drafters.items() if isinstance(each, LanguageModel)]
         self._stages: dict[Plan, list[Stage]] = {}
         self._shadows: dict[str, Shadow] = {}
         self._shield: Shield | None = None
@@ -227,6 +227,7 @@ class Chain:
     def begin(self, batch: Batch) -> None:
         """Starts every member on ``batch`` and feeds the target all but the last token of each row."""
         self._batch = batch
+        self._began = self._ends = batch.sequence.lengths.tolist()  # tokens of each row before and behind the round
         for shadow in self._shadows.values():
             shadow.skip()
         for stages in self._stages.values():
@@ -243,17 +244,13 @@ class Chain:
     def context(self, tag: str = "") -> Context:
         """Running rows, their mean length, and what idle models lack of it."""
         running = self._running_rows
-        rows, total = max(running, 1), self._held(self._batch.sequence.lengths)
-        lacking = (
-            (name, (total - self._held(member.lengths)) // rows - 1)
-            for name, member in self.members.items()
-            if isinstance(member, LanguageModel) and name != self.target.name
-        )
+        rows, total = max(running, 1), self._held(self._ends)
+        lacking = [(name, (total - self._held(model.lengths.tolist())) // rows - 1) for name, model in self._drafting]
         return Context(running, total // rows, tag, tuple(one for one in lacking if one[1] >= LACKING))
 
-    def _held(self, lengths: Tensor) -> int:
+    def _held(self, lengths: Sequence[int]) -> int:
         """The sum of ``lengths`` [B] over running rows."""
-        return sum(length for length, left in zip(lengths.tolist(), self._left) if left)
+        return sum(length for length, left in zip(lengths, self._left) if left)
 
     @property
     def _running_rows(self) -> int:
@@ -268,6 +265,7 @@ class Chain:
         self.prepare([plan])
         began = self._clock.now()
         rows = self._running_rows
+        self._settle(plan)
         verdict = self.emit(plan, self._left)
         tokens, finished = self._commit(verdict)
         scores = None if self._logprobs is None else _scores(verdict, [len(kept) for kept in tokens], self._logprobs)
@@ -281,25 +279,40 @@ class Chain:
         outcome = RoundOutcome(sum(map(len, tokens)), seconds, rows, catch_up, edges, passes, scored)
         return Round(tokens, scores, finished, outcome)
 
-    def _score(self, plan: Plan) -> tuple[EdgeOutcome, ...]:
-        played = {drafter for verifier, drafter, _ in plan.edges() if verifier == self.target.name}
-        outcomes = []
+    def _settle(self, plan: Plan) -> None:
+        """Judges the lookups that are about to read on; one that plays beneath the target begins anew behind it."""
         for drafter, shadow in self._shadows.items():
-            if drafter in played:
-                shadow.skip()
-                continue
-            score = partial(shadow.score, self._batch, self.target.name, drafter)
-            outcome = self._shield.attempt(drafter.partition("?")[0], score) if self._shield else score()
-            if outcome is None:
+            name = drafter.partition("?")[0]
+            if name in plan.models:
+                self._attempt(name, shadow, partial(shadow.settle, self._batch, self._ends))
+
+    def _score(self, plan: Plan) -> tuple[EdgeOutcome, ...]:
+        """How drafters that did not play beneath the target would have done there."""
+        edges = list(plan.edges())
+        ended, outcomes = [not left for left in self._left], []
+        follow = (self._batch, self._began, self._ends, ended)
+        for drafter, shadow in self._shadows.items():
+            if edges and drafter == edges[0][1]:
                 shadow.skip()
             else:
-                outcomes.append(outcome)
-        for stage, (_, drafter, window) in list(zip(self._stages[plan], plan.edges()))[1:]:
+                self._attempt(drafter.partition("?")[0], shadow, partial(shadow.follow, *follow))
+            outcomes.append(shadow.drain(self.target.name, drafter))
+        for stage, (_, drafter, window) in list(zip(self._stages[plan], edges))[1:]:
             if drafter not in self._shadows:
                 tally = EdgeTally(window)
                 overhear(self._batch, stage.proposals(), tally)
                 outcomes.append(tally.drain(self.target.name, drafter))
-        return tuple(outcome for outcome in outcomes if outcome.verifications)
+        return tuple(outcome for outcome in outcomes if outcome and outcome.verifications)
+
+    def _attempt(self, name: str, shadow: Shadow, action: Callable[[], None]) -> None:
+        """Scores a drafter, which begins anew when it fails."""
+
+        def judge() -> bool:
+            action()
+            return True
+
+        if not (self._shield.attempt(name, judge) if self._shield else judge()):
+            shadow.skip()
 
     def emit(self, plan: Plan, limits: Sequence[int]) -> Verdict:
         """The device's part of a round of a prepared plan: appends 1 .. ``limits`` [B] tokens per row, 0 where 0."""
@@ -313,11 +326,12 @@ class Chain:
     def _commit(self, verdict: Verdict) -> tuple[list[list[int]], list[bool]]:
         """Trims the emitted tokens to what the rows keep, and ends the rows that are done."""
         kept, left = [], []
-        columns = (verdict.tokens, verdict.counts, self._batch.stop_ids, self._batch.committed)
-        told = zip(*(each.tolist() for each in columns), self._left)
-        for row, (tokens, count, stops, committed, budget) in enumerate(told):
+        counts: list[int] = verdict.counts.tolist()
+        self._began, self._ends = self._ends, [end + count for end, count in zip(self._ends, counts)]
+        told = zip(verdict.tokens.tolist(), counts, self._batch.stops, self._left)
+        for row, (tokens, count, stops, budget) in enumerate(told):
             tokens = tokens[:count]
-            self._batch.note(row, committed, tokens)
+            self._batch.note(row, self._began[row], tokens)
             ended = count > 0 and (tokens[-1] in stops or count >= budget)
             keep = self._watch(row, tokens) if self._watch and tokens else None
             kept.append(tokens[:keep])

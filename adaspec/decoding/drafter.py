@@ -91,7 +91,8 @@ class Stage(Drafter):
         self._played: list[Verification] = []  # in the running round, not read yet; and those read
         self._proposals: list[Proposal] = []
         self._limits: tuple[int, ...] = ()
-        self._tensors = (torch.empty(0), torch.empty(0))
+        self._windows: list[int] = []
+        self._tensors: Sequence[Tensor] = ()
         self._marks: list[tuple[Any, Any, Any]] = []  # drafting began, it ended, the verification ended
         inner.attach(verifier)
 
@@ -111,28 +112,28 @@ class Stage(Drafter):
         clock, sequence = self.verifier.clock, batch.sequence
         began = clock.mark()
         start = sequence.lengths
-        most, asked = self._asked(tuple(min(limit, self.window + 1) for limit in limits), start.device)
+        windows, most, asked = self._asked(tuple(min(limit, self.window + 1) for limit in limits), start.device)
         draft = self.inner.propose(batch, asked, self.stop)
         drafted = clock.mark()
         verdict = self.verifier.verify(batch, draft, start, most)
         self.inner.rollback(verdict.kept)
-        self._played.append(Verification(batch, start, asked, draft, verdict.accepted))
+        self._played.append(Verification(batch, start, windows, draft, verdict.accepted))
         self._marks.append((began, drafted, clock.mark()))
         return verdict
 
-    def _asked(self, limits: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-        """``limits`` as a tensor [B], and the tokens to draft for them [B]; the same until limits change."""
+    def _asked(self, limits: tuple[int, ...], device: torch.device) -> tuple[list[int], Tensor, Tensor]:
+        """Tokens to draft for ``limits``, and both as tensors, these first; [B] each, the same until limits change."""
         if limits != self._limits:
-            windows = [max(limit - 1, 0) for limit in limits]
-            most, asked = torch.tensor([limits, windows], device=device).unbind()
-            self._limits, self._tensors = limits, (most, asked)
-        return self._tensors
+            self._limits, self._windows = limits, [max(limit - 1, 0) for limit in limits]
+            self._tensors = torch.tensor([limits, self._windows], device=device).unbind()
+        most, asked = self._tensors
+        return self._windows, most, asked
 
     def propose(self, batch: Batch, limits: Tensor, stop: float = 0.0) -> Draft:
         assert not stop, "only the last drafter of a chain stops early"
         start, sequence = batch.sequence.lengths, batch.sequence
         left: list[int] = limits.tolist()
-        width, stops = max(left), batch.stop_ids.tolist()
+        width, stops = max(left), batch.stops
         law: Tensor | None = None
         counts = torch.zeros_like(limits)
         while any(left):
@@ -162,16 +163,19 @@ class Stage(Drafter):
 
         A part has its positions counted from its own first token; of seconds only the whole is told.
         """
-        name, sign, stop = drafter.partition("?")
-        span = self.verifier.clock.span
-        drafting = sum(span(began, drafted) for began, drafted, _ in self._marks)
-        verifying = sum(span(drafted, ended) for _, drafted, ended in self._marks)
+        span, drafting, verifying = self.verifier.clock.span, 0.0, 0.0
+        for began, drafted, ended in self._marks:
+            drafting += span(began, drafted)
+            verifying += span(drafted, ended)
         for proposal in self.proposals():
             self.tally.add_rows(proposal, self.part_tallies)
         self.forget()
-        parts = ((f"{name}.{part}{sign}{stop}", tally) for part, tally in self.part_tallies.items())
-        whole = self.tally.drain(verifier, drafter, drafting, verifying)
-        return [whole, *(tally.drain(verifier, part, None, None) for part, tally in parts)]
+        edges = [self.tally.drain(verifier, drafter, drafting, verifying)]
+        if self.part_tallies:
+            name, sign, stop = drafter.partition("?")
+            for part, tally in self.part_tallies.items():
+                edges.append(tally.drain(verifier, f"{name}.{part}{sign}{stop}", None, None))
+        return edges
 
 
 def put_rows(law: Tensor, offsets: Tensor, rows: Tensor, counts: Tensor) -> None:

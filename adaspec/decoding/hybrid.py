@@ -121,7 +121,7 @@ class HybridDrafter(Drafter):
         told = draft.confidence.tolist() if draft.confidence is not None else [None] * len(left)
         found = []
         for count, tokens, sure, ends, most in zip(
-            draft.counts.tolist(), draft.tokens.tolist(), told, batch.stop_ids.tolist(), left
+            draft.counts.tolist(), draft.tokens.tolist(), told, batch.stops, left
         ):
             if not count or not most:
                 found.append(most)

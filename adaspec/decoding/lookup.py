@@ -216,7 +216,7 @@ class LookupDrafter(Drafter):
             committed: list[int] = batch.committed.tolist()
             ends = enumerate(zip(committed, lengths))
             drafted = [sequence.read(row, known, end) if known < end else [] for row, (known, end) in ends]
-            stops = batch.stop_ids.tolist()
+            stops = batch.stops
             guesses = [
                 self.guess(row, batch.text(row, known), known, drafts, limit, stop, stops[row]) if limit else ([], [])
                 for row, (known, drafts, limit) in enumerate(zip(committed, drafted, asked))

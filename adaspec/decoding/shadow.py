@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from adaspec.decoding.batch import Batch
-from adaspec.decoding.cache import numbers
 from adaspec.decoding.lookup import LookupDrafter
 from adaspec.decoding.tally import EdgeTally, Proposal, agreement
-from adaspec.outcome import EdgeOutcome
+from adaspec.outcome import GATHERED, EdgeOutcome
 
 
 class Shadow:
@@ -16,7 +15,8 @@ class Shadow:
 
     Committed tokens have the target's law whatever plan drew them, so a deterministic proposal is accepted as often
     here as it would be in play: its next tokens are compared, counted up to the first difference, and the drafter
-    goes on behind it.
+    goes on behind it. It does so several rounds later, where nothing is lost by it: the first steps behind a pass,
+    which leaves nothing in the processor's caches, take many times as long as those that follow.
 
     Args:
         drafter: the lookup.
@@ -27,24 +27,37 @@ class Shadow:
         self._drafter = drafter
         self._window, self._stop = window, stop
         self._tally = EdgeTally(window)
-        self._open: dict[int, tuple[int, list[int]]] = {}  # row -> (position, tokens proposed there)
+        self._open: dict[int, tuple[int, list[int] | None]] = {}  # row -> position, tokens proposed there if asked yet
 
     def skip(self) -> None:
-        """The drafter plays itself: what is open cannot be judged any more."""
+        """What is open cannot be judged any more."""
         self._open.clear()
 
-    def score(self, batch: Batch, verifier: str, drafter: str) -> EdgeOutcome:
-        """Judges what the tokens committed up to the end of this round decide; the names are those of the edge."""
-        for row, (began, end) in enumerate(zip(*numbers(batch.committed, batch.sequence.lengths))):
-            self._score_row(row, batch.text(row, end), began, end)
-        return self._tally.drain(verifier, drafter)
+    def follow(self, batch: Batch, began: Sequence[int], ends: Sequence[int], done: Sequence[bool]) -> None:
+        """Goes on behind a round in which the drafter did not play.
 
-    def _score_row(self, row: int, text: list[int], began: int, end: int) -> None:
-        """Goes on at the open position; without one at ``began``, where the round that just ended began.
-
-        Of ``text`` what is in front of ``end`` is committed.
+        ``began``, ``ends``: committed tokens of each row before and after it; ``done``: whether the row has ended.
         """
-        position, proposed = self._open.get(row) or (began, self._propose(row, text, began))
+        for row, (start, end) in enumerate(zip(began, ends)):
+            position, _ = self._open.setdefault(row, (start, None))
+            if start < end and (done[row] or end - position >= GATHERED):
+                self._judge(row, batch, end)
+
+    def settle(self, batch: Batch, ends: Sequence[int]) -> None:
+        """Judges all that is decided; to be called before the drafter itself reads what is committed."""
+        for row in list(self._open):
+            self._judge(row, batch, ends[row])
+
+    def drain(self, verifier: str, drafter: str) -> EdgeOutcome | None:
+        """What was judged since the last call, None for nothing; the names are those of the edge."""
+        return self._tally.drain(verifier, drafter) if self._tally else None
+
+    def _judge(self, row: int, batch: Batch, end: int) -> None:
+        """Goes on at the open position of a row, of which ``end`` tokens are committed."""
+        position, proposed = self._open[row]
+        text = batch.text(row, end)
+        if proposed is None:
+            proposed = self._propose(row, text, position)
         known = text[position:end]
         while True:
             accepted = agreement(proposed, known)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import lru_cache
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -36,16 +37,16 @@ class Verification:
 
     batch: Batch
     start: Tensor
-    asked: Tensor
+    asked: list[int]
     draft: Draft
     accepted: Tensor
 
     def read(self) -> Proposal:
         """Its numbers, from the device."""
-        draft, stops = self.draft, self.batch.stop_ids.tolist()
-        start, wanted, counts, accepted = numbers(self.start, self.asked, draft.counts, self.accepted)
+        draft, stops = self.draft, self.batch.stops
+        start, counts, accepted = numbers(self.start, draft.counts, self.accepted)
         tokens = [row[:count] for row, count in zip(draft.tokens.tolist(), counts)]
-        asked = [len(row) if row and row[-1] in ends else most for row, ends, most in zip(tokens, stops, wanted)]
+        asked = [len(row) if row and row[-1] in ends else most for row, ends, most in zip(tokens, stops, self.asked)]
         parts = [(name, of.tolist()) for name, of in draft.parts]
         return Proposal(start, asked, tokens, accepted, draft.law is None, parts)
 
@@ -55,17 +56,14 @@ class EdgeTally:
 
     def __init__(self, window: int) -> None:
         self._window = window
-        self._clear()
+        self._shown: list[_Counts] = []  # by each verification since the last call of ``drain``
 
-    def _clear(self) -> None:
-        """How many verifications reached, were offered, accepted, were asked for and drafted so many tokens."""
-        self._sizes = [[0] * (self._window + 1) for _ in range(5)]
+    def __bool__(self) -> bool:
+        return bool(self._shown)
 
     def add(self, asked: int, offered: int, accepted: int) -> None:
         """Adds a verification of ``offered`` tokens where ``asked`` were asked for; below 0 accepted: not reached."""
-        reached = min(asked, accepted + 1)
-        for sizes, size in zip(self._sizes, (reached, min(reached, offered), accepted, asked, offered)):
-            sizes[max(size, 0)] += 1
+        self._shown.append(_counts(self._window, asked, offered, accepted))
 
     def add_rows(self, proposal: Proposal, parts: dict[str, EdgeTally]) -> None:
         """Adds every row of a proposal; and to ``parts``, by name, what each part of it did from its first token on."""
@@ -81,10 +79,26 @@ class EdgeTally:
         self, verifier: str, drafter: str, draft_seconds: float | None = 0.0, verify_seconds: float | None = 0.0
     ) -> EdgeOutcome:
         """The sums as an outcome; starts again from zero."""
-        reached, offered, accepted, asked, drafted = (tuple(accumulate(sizes[:0:-1]))[::-1] for sizes in self._sizes)
-        self._clear()
+        shown = self._shown or [_counts(self._window, 0, 0, 0)]
+        self._shown = []
+        sums = shown[0] if len(shown) == 1 else [tuple(map(sum, zip(*each))) for each in zip(*shown)]
+        reached, offered, accepted, asked, drafted = sums
         parts = (reached, offered, accepted, asked, drafted, draft_seconds, verify_seconds)
         return EdgeOutcome(verifier, drafter, *parts)
+
+
+_Counts: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+@lru_cache(maxsize=4096)
+def _counts(window: int, asked: int, offered: int, accepted: int) -> _Counts:
+    """1 per position of a window that one verification reached, was offered, accepted, was asked for, drafted, else 0.
+
+    Few differ; they are kept, as Python counts slowly behind a pass, which leaves no code in the processor's caches.
+    """
+    reached = min(asked, accepted + 1)
+    sizes = (reached, min(reached, offered), accepted, asked, offered)
+    return tuple(tuple(int(position < size) for position in range(window)) for size in sizes)
 
 
 def agreement(tokens: Sequence[int], others: Sequence[int]) -> int:
